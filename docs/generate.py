@@ -433,7 +433,7 @@ def column_lists() -> str:
             if shared.get(name) == text:
                 known.append(shown)
             else:
-                others.append(f"- {shown}: {text.removesuffix('; null: unknown')}")
+                others.append(f"- {shown}: {text.removesuffix(' (null if unknown)')}")
         lines += [f"- as above: {', '.join(known)}"] if known else []
         lines += others
     properties = report_schema()["properties"]

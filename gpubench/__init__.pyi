@@ -238,7 +238,7 @@ def allreduce(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure all-reduce: the reduction over all ranks, on every rank (gradients)."""
+    """Measure all-reduce: every rank gets the reduction over all ranks (gradients)."""
 
 def allgather(
     *,
@@ -282,7 +282,7 @@ def allgather(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure all-gather: every rank's block, on every rank (sharded weights)."""
+    """Measure all-gather: every rank gets the blocks of all ranks (sharded weights)."""
 
 def reducescatter(
     *,
@@ -327,7 +327,7 @@ def reducescatter(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure reduce-scatter: the reduction over all ranks, a block per rank (sharded gradients)."""
+    """Measure reduce-scatter: every rank gets a block of the reduction (sharded gradients)."""
 
 def broadcast(
     *,
@@ -372,7 +372,7 @@ def broadcast(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure broadcast: the root's buffer, on every rank (initial weights)."""
+    """Measure broadcast: every rank gets the root's buffer (initial weights)."""
 
 def reduce(
     *,
@@ -418,7 +418,7 @@ def reduce(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure reduce: the reduction over all ranks, on the root."""
+    """Measure reduce: the root gets the reduction over all ranks."""
 
 def alltoall(
     *,
@@ -460,7 +460,7 @@ def alltoall(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure all-to-all: a block from every rank to every rank (mixture of experts)."""
+    """Measure all-to-all: every rank sends a block to every rank (mixture of experts)."""
 
 def gather(
     *,
@@ -503,7 +503,7 @@ def gather(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure gather: every rank's block, on the root."""
+    """Measure gather: the root gets the blocks of all ranks."""
 
 def scatter(
     *,
@@ -546,7 +546,7 @@ def scatter(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure scatter: a block of the root's buffer, on each rank."""
+    """Measure scatter: every rank gets a block of the root's buffer."""
 
 def sendrecv(
     *,
@@ -588,7 +588,7 @@ def sendrecv(
     replay: One | None = None,
     record: One | None = None,
 ) -> RunResult:
-    """Measure send and receive around a ring: to the next rank, from the previous (pipelines)."""
+    """Measure send and receive around a ring: every rank sends to the next (pipelines)."""
 
 def compare(
     *files: str | os.PathLike[str],
@@ -676,4 +676,4 @@ def plan(
     save_baseline: One | None = None,
     exit_zero: Literal[True] | None = None,
 ) -> RunResult:
-    """Predict what this fabric, or a fault, costs a training step."""
+    """Predict how much communication, or a fault, slows a training step."""

@@ -153,7 +153,7 @@ def more_ranks_than_gpus(ranks: int, gpus: int, host: str, ranks_per_gpu: int = 
     return UsageError(
         f"{ranks} ranks on {host}, which shows {gpus} GPU{'s' if gpus != 1 else ''}",
         expected="at most one rank per GPU" if ranks_per_gpu == 1 else f"at most {ranks_per_gpu} ranks per GPU",
-        reason="ranks share a GPU only where that is asked for",
+        reason="ranks share a GPU only with --ranks-per-gpu",
         next_step=f"--ranks-per-gpu {needed}, --np {gpus * ranks_per_gpu}, or --backend host"
         if gpus
         else "--backend host",
@@ -164,8 +164,8 @@ def fewer_gpus_than_ranks(ranks: int, gpus: int, host: str) -> UsageError:
     return UsageError(
         f"{ranks} ranks on {host}, which shows {gpus} GPU{'s' if gpus != 1 else ''}",
         expected="at most one rank per GPU",
-        reason="this command measures between GPUs: two ranks on one GPU have nothing between them",
-        next_step=f"mpirun -n {gpus} ..." if gpus else "nvidia-smi shows what the driver sees",
+        reason="this command measures between GPUs, so it needs a GPU for every rank",
+        next_step=f"mpirun -n {gpus} ..." if gpus else "nvidia-smi shows the GPUs of the driver",
     )
 
 
@@ -174,16 +174,16 @@ def shared_gpu(first: str, second: str, gpu: str) -> UsageError:
     return UsageError(
         f"{first} and {second} would both drive GPU {gpu}",
         expected="one rank per GPU",
-        reason="CUDA_VISIBLE_DEVICES names the same single GPU for several ranks",
-        next_step="let every rank see all GPUs, or give each its own: CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK",
+        reason="CUDA_VISIBLE_DEVICES has the same single GPU for several ranks",
+        next_step="let every rank see all GPUs, or one each: CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK",
     )
 
 
 def shared_gpu_under_launcher(ranks_per_gpu: int, ranks: int) -> UsageError:
     return UsageError(
         f"--ranks-per-gpu {ranks_per_gpu} under a launcher that started {ranks} ranks",
-        expected="--ranks-per-gpu only where gpubench launches itself",
-        reason="ranks of a launcher share a GPU where there are more of them than GPUs",
+        expected="--ranks-per-gpu only if gpubench starts the ranks",
+        reason="the launcher's ranks share GPUs if there are more ranks than GPUs",
         next_step=f"leave --ranks-per-gpu out: mpirun -n 4 -x {SHARED_GPU_VARIABLE}=1 gpubench ...",
     )
 
@@ -201,18 +201,18 @@ def shared_gpu_is_not_enabled(sharing: str, ranks: int) -> UsageError:
     """Return the error for ranks that share a GPU without the environment variable that allows it."""
     return UsageError(
         f"{sharing}, and {SHARED_GPU_VARIABLE} is not 1 for all of them",
-        expected=f"{SHARED_GPU_VARIABLE}=1 on every rank, without which NCCL refuses ranks that share a GPU",
+        expected=f"{SHARED_GPU_VARIABLE}=1 on every rank, because NCCL otherwise refuses ranks that share a GPU",
         next_step=f"mpirun -x {SHARED_GPU_VARIABLE}=1 ..., or without mpirun: --ranks-per-gpu {ranks}, which sets it",
     )
 
 
 def shared_gpu_without_percentage(sharing: str, percent: float, ranks: int, kernels_at_once: int = 1) -> UsageError:
     """Return the error for ranks under MPS whose concurrent kernels may together use more SMs than their GPU has."""
-    beside = ", and each rank computes beside its collective" if kernels_at_once > 1 else ""
+    beside = ", and each rank computes during its collective" if kernels_at_once > 1 else ""
     return UsageError(
-        f"{sharing} under MPS, with {percent:g} % of its SMs in all",
-        expected=f"at most {100 // kernels_at_once} % in all",
-        reason=f"kernels of ranks that wait for each other hang where the GPU cannot hold them all at once{beside}",
+        f"{sharing} under MPS, with {percent:g} % of its SMs in total",
+        expected=f"at most {100 // kernels_at_once} % in total",
+        reason=f"kernels that wait for each other hang if the GPU cannot run them all at once{beside}",
         next_step=f"mpirun -x {MPS_PERCENTAGE}={100 // (ranks * kernels_at_once)} ..., "
         f"or without mpirun and the variable: --ranks-per-gpu {ranks}, which sets it",
     )
@@ -231,9 +231,9 @@ def different_nccl(versions: Sequence[str]) -> UsageError:
 def mps_refuses_clients(detail: str) -> ClientRefusedError:
     return ClientRefusedError(
         f"the MPS server refuses new clients: {detail}",
-        expected="an MPS server that takes this process",
-        reason="a client hung or was killed: the server ends it, which takes seconds, and waits for the others to end",
-        next_step="the same again in ten seconds; else end the server: echo quit | nvidia-cuda-mps-control",
+        expected="an MPS server that accepts this process",
+        reason="a client hung or was killed, and the server takes some seconds to end it and the other clients",
+        next_step="try again in ten seconds, or end the server: echo quit | nvidia-cuda-mps-control",
     )
 
 
@@ -248,14 +248,14 @@ def no_path(pair: str, said: str, cause: str, advice: str) -> CouldNotMeasureErr
 
 
 def no_size_left(detail: str) -> CouldNotMeasureError:
-    return CouldNotMeasureError(f"no size is left to measure: {detail}", next_step="give other --sizes, e.g. 1K:64M")
+    return CouldNotMeasureError(f"no size is left to measure: {detail}", next_step="use other --sizes, e.g. 1K:64M")
 
 
 def no_working_folder() -> UsageError:
     return UsageError(
         "the current folder no longer exists",
-        expected="a folder that is there",
-        reason="it was deleted, or made anew, after the shell went into it",
+        expected="a folder that exists",
+        reason="it was deleted or created again after the shell entered it",
         next_step="cd .. or cd $PWD",
     )
 
@@ -263,16 +263,16 @@ def no_working_folder() -> UsageError:
 def unwritable_output(path: Path, error: OSError) -> UsageError:
     folder, elsewhere = path.parent, "name a file on another disk: df -h"
     reason, next_step = {
-        errno.ENOENT: (f"there is no folder {folder}", f"mkdir -p {folder}, or name a file in one that is there"),
-        errno.ENOTDIR: (f"{folder} is a file, and no folder", "name a file in a folder"),
+        errno.ENOENT: (f"there is no folder {folder}", f"mkdir -p {folder}, or name a file in an existing folder"),
+        errno.ENOTDIR: (f"{folder} is a file, not a folder", "name a file in a folder"),
         errno.EISDIR: (f"{path} is a folder", f"--output {path}/{path.name} for a file in it"),
         errno.EROFS: (f"{folder} is on a disk that is mounted read-only", elsewhere),
         errno.ENOSPC: ("the disk or the quota is full", elsewhere),
-        errno.ENXIO: ("it is a pipe that nobody reads", f"cat {path} > FILE, in another terminal, before gpubench"),
-    }.get(error.errno or 0, (f"{folder}, or the file in it, belongs to somebody else", f"ls -ld {folder} {path}"))
+        errno.ENXIO: ("it is a pipe without a reader", f"cat {path} > FILE, in another terminal, before gpubench"),
+    }.get(error.errno or 0, (f"{folder}, or the file in it, belongs to another user", f"ls -ld {folder} {path}"))
     return UsageError(
         f"--output {path} cannot be written: {os.strerror(error.errno or 0)}",
-        expected="a file that can be written, which is tried before anything is measured",
+        expected="a file that can be written (gpubench tests this before it measures)",
         reason=reason,
         next_step=next_step,
     )
@@ -282,26 +282,27 @@ def exit_style_under_launcher(launcher: str) -> UsageError:
     """Return the error for --exit-style under a launcher, since the launcher sets the exit code."""
     return UsageError(
         f"--exit-style under {launcher}",
-        expected="one process: a launcher has exit codes of its own",
-        next_step="leave the launcher out (gpubench starts a rank a GPU by itself), or read `verdict` in --output FILE",
+        expected="one process, because a launcher has its own exit codes",
+        next_step="leave the launcher out (gpubench starts one rank per GPU by itself), or read `verdict` in "
+        "--output FILE",
     )
 
 
 def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
     return CouldNotMeasureError(
-        f"{path} cannot be written any more: {detail}; the run was ended{rows_kept(rows)}",
+        f"{path} cannot be written any more: {detail}. The run has ended{rows_kept(rows)}",
         reason="the disk or the quota is full" if detail in _FULL else "",
-        next_step=f"df -h shows what is left; {_ELSEWHERE}" if detail in _FULL else _ELSEWHERE,
+        next_step=f"df -h shows the free space, {_ELSEWHERE}" if detail in _FULL else _ELSEWHERE,
     )
 
 
 def rows_kept(rows: int) -> str:
-    """Return a clause for the end of an error message, such as '; the 3 rows measured before are kept'.
+    """Return a sentence for the end of an error message, such as ". The 3 rows measured before are kept".
 
     It is empty if there are no rows.
     """
     kept = "the row measured before is" if rows == 1 else f"the {rows} rows measured before are"
-    return f"; {kept} kept" if rows else ""
+    return f". {kept.capitalize()} kept" if rows else ""
 
 
 def ranks_ended_early(exit_code: int, rows: int) -> CouldNotMeasureError:
@@ -309,15 +310,15 @@ def ranks_ended_early(exit_code: int, rows: int) -> CouldNotMeasureError:
     how = f"killed by signal {number}" if number > 0 else f"exit code {exit_code}"
     return CouldNotMeasureError(
         f"the ranks ended without a result (mpirun: {how}){rows_kept(rows)}",
-        reason="a rank crashed or was killed; what mpirun and the ranks printed stands above",
-        next_step="NCCL_DEBUG=WARN gpubench ... shows what NCCL has to say; dmesg shows an out-of-memory kill",
+        reason="a rank crashed or was killed (see the output of mpirun and the ranks above)",
+        next_step="NCCL_DEBUG=WARN gpubench ... shows NCCL's warnings, and dmesg shows an out-of-memory kill",
     )
 
 
 def no_rank_started() -> CouldNotMeasureError:
     return CouldNotMeasureError(
-        "mpirun started no rank in all the time that launch and MPI_Init have",
-        reason="mpirun hangs, or what it printed, which stands above",
+        "mpirun started no rank before the time limit for launch and MPI_Init",
+        reason="mpirun hangs (see its output above)",
         next_step=_TRY_MPI,
     )
 
@@ -326,17 +327,17 @@ def launcher_failed(exit_code: int) -> CouldNotMeasureError:
     """Return the error for a launcher that ended before any rank started."""
     return CouldNotMeasureError(
         f"mpirun ended with exit code {exit_code} before any rank started",
-        reason="MPI does not work here as it is set up; what mpirun printed stands above",
+        reason="the MPI installation does not work here (see the output of mpirun above)",
         next_step=_TRY_MPI,
     )
 
 
 def missing_mpi_launcher() -> CouldNotMeasureError:
     return CouldNotMeasureError(
-        "no mpirun was found beside this Python or on PATH",
-        expected="Open MPI or MPICH, which starts one process a rank",
-        reason="gpubench brings no MPI of its own unless asked: a cluster's own MPI must not be shadowed",
-        next_step=f"{_INSTALL_MPI} on a laptop or in CI; `module load openmpi` on a cluster",
+        "no mpirun was found next to this Python or on PATH",
+        expected="Open MPI or MPICH, which starts one process per rank",
+        reason="gpubench installs MPI only on request, so that it never hides the MPI of a cluster",
+        next_step=f"{_INSTALL_MPI} on a laptop or in CI, or `module load openmpi` on a cluster",
     )
 
 
@@ -352,7 +353,7 @@ def missing_mpi_library(detail: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(
         f"mpi4py cannot load an MPI library: {detail}",
         expected="libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) that the dynamic loader finds",
-        reason="the environment module or the `local` extra is missing in this shell",
+        reason="this shell lacks the environment module or the `local` extra",
         next_step=f"{_INSTALL_MPI}, `module load openmpi`, or set MPI4PY_LIBMPI=/path/libmpi.so.40",
     )
 
@@ -362,7 +363,7 @@ def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
     return CouldNotMeasureError(
         f"{launcher} started {claimed} processes, but in each of them MPI sees a single rank",
         expected=f"one job of {claimed} ranks",
-        reason="the mpirun that was used belongs to another MPI than the library that mpi4py loaded",
+        reason="this mpirun and the library that mpi4py loaded belong to different MPIs",
         next_step="put the mpirun of mpi4py's library first on PATH, "
         "or set MPI4PY_LIBMPI to this launcher's libmpi (srun: try --mpi=pmix)",
     )
@@ -376,12 +377,12 @@ def no_gpu(reason: str, for_what: str = "--backend nccl", instead: str = "") -> 
     return CouldNotMeasureError(
         f"no usable GPU: {reason}",
         expected=f"at least one NVIDIA GPU for {for_what}",
-        next_step=f"nvidia-smi shows what the driver sees; {instead}",
+        next_step=f"nvidia-smi shows the GPUs of the driver, and {instead}",
     )
 
 
 LOAD_DRIVER = "modprobe nvidia && nvidia-smi"
-SIMULATED_INSTEAD = "--simulate hgx-h200-4 shows what it prints"
+SIMULATED_INSTEAD = "--simulate hgx-h200-4 shows the output of a simulated machine"
 
 
 def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
@@ -390,9 +391,9 @@ def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
     """
     install = f"pip install '{DISTRIBUTION}[cuda{cuda_major}]'" if cuda_major in (12, 13) else _INSTALL_CUDA
     return CouldNotMeasureError(
-        "CuPy is not installed, and GPUs are driven through it",
-        expected="cupy-cuda12x or cupy-cuda13x, whichever the driver runs",
-        next_step=f"{install}; collectives also run on CPU buffers: --backend host",
+        "CuPy is not installed, and gpubench needs it to use GPUs",
+        expected="cupy-cuda12x or cupy-cuda13x, matching the driver",
+        next_step=f"{install}, or measure collectives on CPU buffers: --backend host",
     )
 
 
@@ -408,8 +409,8 @@ def no_kernels(detail: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(
         f"CuPy cannot compile its kernels: {detail}",
         expected="NVRTC of the same CUDA major version as CuPy",
-        reason="CuPy was installed without it: no CUDA toolkit here, and no nvidia-cuda-nvrtc wheel",
-        next_step=f"{_INSTALL_CUDA}, as CuPy's own name says; both bring NVRTC",
+        reason="CuPy was installed without it, and there is no CUDA toolkit and no nvidia-cuda-nvrtc wheel",
+        next_step=f"{_INSTALL_CUDA}, matching the name of the CuPy package (both include NVRTC)",
     )
 
 
@@ -418,7 +419,7 @@ def cupy_of_wrong_cuda(built_for: str, driver_runs: str) -> CouldNotMeasureError
     advice = f"pip uninstall -y cupy-cuda{built_major}x && pip install '{DISTRIBUTION}[cuda{runs_major}]'"
     return CouldNotMeasureError(
         f"CuPy is built for CUDA {built_for}, the driver runs CUDA {driver_runs}",
-        expected="a CuPy of the driver's major version or older",
+        expected="a CuPy for the driver's major version or older",
         next_step=advice if runs_major >= 12 else "update the NVIDIA driver to one that runs CUDA 12 or newer",
     )
 
@@ -434,15 +435,15 @@ def missing_nccl(detail: str) -> CouldNotMeasureError:
 def missing_nccl_bindings(detail: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(
         f"NVIDIA's bindings for NCCL cannot be imported: {detail}",
-        expected="nccl4py, which the extras cuda12 and cuda13 bring",
-        next_step=f"{_INSTALL_CUDA}; CuPy alone is not enough",
+        expected="nccl4py, which the extras cuda12 and cuda13 install",
+        next_step=f"{_INSTALL_CUDA}, because CuPy alone is not enough",
     )
 
 
 def nccl_library_not_used(asked: str, loaded: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(
         f"--nccl-library {asked} was asked for, but the process loaded {loaded}",
-        reason="an LD_PRELOAD or another package loaded its NCCL first",
+        reason="LD_PRELOAD or another package loaded a different NCCL first",
         next_step="unset LD_PRELOAD and try again",
     )
 
@@ -451,7 +452,7 @@ def unreadable_nccl_library(path: str, detail: str) -> UsageError:
     return UsageError(
         f"--nccl-library {path} cannot be loaded: {detail}",
         expected="the path of a libnccl.so.2 for this machine",
-        next_step="find / -name 'libnccl.so*' lists those on this machine",
+        next_step="find / -name 'libnccl.so*' lists all copies on this machine",
     )
 
 

@@ -104,15 +104,15 @@ def read_profile(data: bytes, where: str) -> Profile:
 
     Raises UsageError for invalid TOML, an unknown key, or an impossible value.
     """
-    next_step = "docs/reference/profiles.md has every key; gpubench profiles lint FILE"
+    next_step = "docs/reference/profiles.md lists every key. Check with: gpubench profiles lint FILE"
     with add_advice(reason="the profile was written or edited by hand", next_step=next_step):
         try:
             text = data.decode()
             plain = _loaded(text)
         except ValueError as error:
-            raise UsageError(f"{where} is no TOML: {error}", expected="a profile, in TOML") from None
+            raise UsageError(f"{where} is not TOML: {error}", expected="a profile, in TOML") from None
         if "sha256" in plain:
-            raise UsageError(f"{where} has an unknown field 'sha256'", reason="it is computed from the file")
+            raise UsageError(f"{where} has an unknown field 'sha256'", reason="this value is computed from the file")
         with _naming_the_line(text, where):
             _check_finite(plain, where)
             profile = from_plain(Profile, plain, where)
@@ -183,7 +183,7 @@ def _regular_bytes(path: Path) -> bytes:
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
-            raise ValueError("it is a folder, pipe, socket or device, and no file")
+            raise ValueError("it is a folder, pipe, socket or device, not a file")
         if about.st_size > MOST_BYTES:
             size, most = about.st_size >> 10, MOST_BYTES >> 10
             raise ValueError(f"it has {size} KiB, and {most} KiB are the most that is read")
@@ -205,7 +205,7 @@ def load(name: str) -> Profile:
         raise UsageError(
             f"no profile is called {name!r}",
             expected=f"one of {', '.join(known)}",
-            next_step=f"did you mean {' or '.join(near)}?" if near else "gpubench profiles list says what each is for",
+            next_step=f"did you mean {' or '.join(near)}?" if near else "gpubench profiles list describes each",
         )
     return read_file(folder() / f"{name}.toml")
 
@@ -229,7 +229,7 @@ def user_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
     if len(paths) > MOST_FILES:
         raise UsageError(
             f"{own_folder} has more than {MOST_FILES} profiles",
-            expected="a folder of your own profiles, a file a kind of machine",
+            expected="a folder of your own profiles, with one file per kind of machine",
             reason=f"{FOLDER_VARIABLE} names another folder",
             next_step=f"ls {own_folder}",
         )

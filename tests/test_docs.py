@@ -121,7 +121,7 @@ def _row_types(kind: type[Record]) -> Iterator[type[Record]]:
 def test_the_schema_of_a_type_has_its_words_bounds_and_null() -> None:
     properties = generate.object_schema(_Example)["properties"]
     assert properties == {
-        "size": {"description": "bytes; null: unknown", "type": ["integer", "null"], "minimum": 0},
+        "size": {"description": "bytes (null if unknown)", "type": ["integer", "null"], "minimum": 0},
         "change": {"description": "a long story, told above", "type": "number"},
         "word": {"type": ["string", "null"], "enum": ["a", "b", None]},
         "pair": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2},
@@ -131,7 +131,7 @@ def test_the_schema_of_a_type_has_its_words_bounds_and_null() -> None:
 
 
 class _Example(Struct, kw_only=True):
-    size: int | None  #: bytes; null: unknown
+    size: int | None  #: bytes (null if unknown)
     #: a long story,
     #: told above
     change: Annotated[float, SIGNED]

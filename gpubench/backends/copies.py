@@ -41,9 +41,9 @@ They are in cudaError_t (driver_types.h). CUresult has the same names.
 """
 
 _NEXT_STEPS = {
-    "MemoryAllocation": "nvidia-smi shows what holds the memory; smaller --sizes need less",
+    "MemoryAllocation": "nvidia-smi shows what uses the memory, and smaller --sizes need less",
     "PeerAccess": "nvidia-smi topo -p2p r shows between which GPUs the driver allows peer access",
-    "DevicesUnavailable": "nvidia-smi shows whose process holds the GPU, nvidia-smi -q its compute mode",
+    "DevicesUnavailable": "nvidia-smi shows the processes on the GPU, and nvidia-smi -q its compute mode",
 }
 
 
@@ -129,11 +129,11 @@ def cuda_failed(doing: str, error: str) -> CouldNotMeasureError:
     code = error.partition(":")[0].replace("_", "").casefold()
     sticky = any(code.endswith(name.casefold()) for name in _STICKY)
     steps = [step for name, step in _NEXT_STEPS.items() if name.casefold() in code]
-    lasting = "after this error CUDA answers every further call of this process with it: no later copy is measured"
+    lasting = "after this error every further CUDA call of this process fails, so no later copy is measured"
     return CouldNotMeasureError(
         f"{doing} failed: {error}",
         reason=lasting if sticky else "",
-        next_step="dmesg | grep Xid shows what the GPU reported; run again" if sticky else "".join(steps[:1]),
+        next_step="dmesg | grep Xid shows the GPU's error. Run again" if sticky else "".join(steps[:1]),
     )
 
 
@@ -388,7 +388,7 @@ class CudaCopies:
         available = int(host_memory.free_bytes() * host_memory.USABLE_SHARE)
         if size_bytes > available:
             raise CouldNotMeasureError(
-                f"{format_size(size_bytes)} of {kind.full_name} do not fit: {available / 2**30:.1f} GiB may be taken",
+                f"{format_size(size_bytes)} of {kind.full_name} do not fit: {available / 2**30:.1f} GiB are available",
                 next_step="smaller --sizes, or a larger memory limit for this job",
             )
         if kind is HostMemory.PAGEABLE:
@@ -421,7 +421,7 @@ class CudaCopies:
             if not all(self._addresses(stream.by, end) for end in (source, destination)):
                 raise CouldNotMeasureError(
                     f"{self._describe([stream])}: its SMs cannot address one end",
-                    expected=f"peer access, enabled before, or {HostMemory.PINNED.full_name}",
+                    expected=f"peer access that was enabled before, or {HostMemory.PINNED.full_name}",
                 )
             device = self._device(stream.by)
             return _Work(queue, partial(device.copy_by_kernel, queue, write, read, stream.size_bytes), 1)

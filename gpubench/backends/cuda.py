@@ -554,7 +554,7 @@ class GatedClock:
         with self._gate.hold(self._stream.ptr):
             works = self._gate.works
         self._stream.synchronize()
-        return {} if works else {"gate": "the driver has none: what the host takes to issue operations is in times"}
+        return {} if works else {"gate": "the driver has none, so times include the host's time to issue operations"}
 
     def free_gate(self) -> None:
         self._gate.free()

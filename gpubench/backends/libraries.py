@@ -87,7 +87,7 @@ def _conda_files(prefix: Path) -> Iterator[process.LibraryFile]:
 def _loader_user(search_path: str, root: Path) -> process.LibraryUser:
     found = find_libraries(_FILES.values(), {}, search_path, root)
     loads = {library: path for library, name in _FILES.items() if (path := found[name]) is not None}
-    purpose = "what leaves it to the dynamic loader, such as nccl-tests"
+    purpose = "programs that use the dynamic loader, such as nccl-tests"
     return process.LibraryUser(name=process.LOADER, purpose=purpose, loads=loads)
 
 
@@ -126,7 +126,7 @@ def torch_user() -> process.LibraryUser | None:
         version=version[1] if version else None,
         path=printable(str(folder)),
         purpose="torch.distributed, gpubench --backend torch:nccl",
-        note=f"built for {words}" if words else "built for CPUs alone",
+        note=f"built for {words}" if words else "built for CPUs only",
         loads=loads,
         inside=inside,
     )
@@ -296,7 +296,7 @@ def read_version(library: str, path: str) -> Answer:
     """Load a library and call its version function."""
     ask = _ASKED.get(library)
     if ask is None:
-        return {"version": None, "unread": "it has no function that tells"}
+        return {"version": None, "unread": "the library has no function that reports it"}
     try:
         return {"version": ask(ctypes.CDLL(path))}
     except (OSError, AttributeError) as error:
@@ -317,7 +317,7 @@ def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.
     try:
         files, users, modules = _merged_libraries(first)
     except UsageError as error:
-        return _facts(failures={**failures, SEARCH: f"an answer that is none: {error.seen}"})
+        return _facts(failures={**failures, SEARCH: f"an invalid answer: {error.seen}"})
     asked = {file.path: _command(VERSION, file.library, file.path) for file in files if file.version is None}
     answers = run_stages(asked, inner, timeout_s) if asked else {}
     files = [_add_version(file, answers[file.path]) if file.path in answers else file for file in files]

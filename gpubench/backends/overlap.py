@@ -78,8 +78,8 @@ class GemmWork:
             self.issue()
         except cublas.CUBLASError as error:
             raise CouldNotMeasureError(
-                f"cuBLAS multiplies no {dtype} matrices of {side} × {side} on this GPU: {error}",
-                expected="a type that its Tensor Cores have: bfloat16 since compute capability 8.0, float16 since 7.0",
+                f"cuBLAS cannot multiply {dtype} matrices of {side} × {side} on this GPU: {error}",
+                expected="a type of its Tensor Cores: bfloat16 since compute capability 8.0, float16 since 7.0",
                 next_step="--dtype float16, or --partner copy",
             ) from error
         self._alone = self._result.copy()

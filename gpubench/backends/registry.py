@@ -41,7 +41,7 @@ class GpuNeed(StrEnum):
     """Whether a backend uses GPU memory on NVIDIA GPUs."""
 
     NEEDED = "always"
-    USED = "where there are any"
+    USED = "on machines with GPUs"
     NONE = "never"
 
 
@@ -77,7 +77,7 @@ class BackendKind(Struct, frozen=True, kw_only=True):
 
 def _open_nccl(setup: BackendSetup) -> MultiGroupBackend:
     if setup.device is None or setup.library is None:
-        raise no_gpu("this rank opened none")
+        raise no_gpu("this rank has none")
     from gpubench.backends.nccl.backend import GatedNccl, NcclBackend
 
     kind = GatedNccl if setup.gated else NcclBackend
@@ -102,7 +102,7 @@ def _open_mpi(setup: BackendSetup) -> MultiGroupBackend:
     from gpubench.backends.mpi.backends import MpiOnCuda
 
     if setup.device is None:
-        raise no_gpu("this rank opened none", for_what="--backend mpi")
+        raise no_gpu("this rank has none", for_what="--backend mpi")
     return MpiOnCuda(cast("MpiGroup", setup.group), setup.device, setup.progress)
 
 
@@ -168,9 +168,9 @@ def _check_torch() -> None:
 _NO_NCCL = "MPI moves the data, not NCCL"
 _TO_NCCL = ("--allocator nccl", "--algo", "--proto", "--set", "--register", "--cta-policy", "--max-ctas")
 _NCCL_OPTIONS = ("--nccl-library", *_TO_NCCL)
-_SHARING, _NO_GPU_TO_SHARE = "--ranks-per-gpu", "its ranks work on CPU buffers, of any number: --np"
-_NO_GRAPHS = "only operations that wait in a stream of an NVIDIA GPU are captured in a CUDA graph"
-_TORCH_CHOOSES = "torch opens communicators and takes memory its own way"
+_SHARING, _NO_GPU_TO_SHARE = "--ranks-per-gpu", "its ranks use CPU buffers, and --np sets their number"
+_NO_GRAPHS = "a CUDA graph captures only operations in a stream of an NVIDIA GPU"
+_TORCH_CHOOSES = "torch creates communicators and allocates memory in its own way"
 
 
 def _torch(
@@ -198,7 +198,7 @@ def _torch(
 
 _TORCH_LACKS = dict.fromkeys(_TO_NCCL, _TORCH_CHOOSES)
 _NOT_BY_NCCL = "PyTorch's kernels move the data, not NCCL"
-_OTHER_GPUS = {"--graph": _NO_GRAPHS, **dict.fromkeys(_NCCL_OPTIONS, "these are not NVIDIA's GPUs")}
+_OTHER_GPUS = {"--graph": _NO_GRAPHS, **dict.fromkeys(_NCCL_OPTIONS, "these are not NVIDIA GPUs")}
 
 BACKENDS = (
     BackendKind(
@@ -212,7 +212,7 @@ BACKENDS = (
     _torch("nccl", "torch:nccl is PyTorch over NCCL", GpuNeed.NEEDED, "8:4G", _TORCH_LACKS, logs_to_nccl=True),
     _torch(
         "symm",
-        "torch:symm is all-reduce by PyTorch's symmetric memory",
+        "torch:symm is all-reduce with PyTorch's symmetric memory",
         GpuNeed.NEEDED,
         "8:64M",
         dict.fromkeys(_NCCL_OPTIONS, _NOT_BY_NCCL),
@@ -229,12 +229,12 @@ BACKENDS = (
         default_sizes="8:256M",
         open=_open_mpi,
         check_types=partial(_check_mpi_types, "mpi"),
-        lacks={"--graph": "MPI's calls are of the host", **dict.fromkeys(_NCCL_OPTIONS, _NO_NCCL)},
+        lacks={"--graph": "the host makes MPI's calls", **dict.fromkeys(_NCCL_OPTIONS, _NO_NCCL)},
         no_log="MPI moves the data, not NCCL, and logs no paths",
     ),
     _torch(
         "gloo",
-        "torch:gloo is PyTorch over Gloo, on GPUs through host memory",
+        "torch:gloo is PyTorch over Gloo, which uses host memory on GPUs",
         GpuNeed.USED,
         "8:16M",
         {"--graph": _NO_GRAPHS, **dict.fromkeys(_NCCL_OPTIONS, "Gloo moves the data, not NCCL")},

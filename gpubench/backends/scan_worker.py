@@ -259,7 +259,7 @@ class NcclRail:
         except Exception as error:
             if not device.identity.mps:
                 raise
-            raise ConnectionError(f"under MPS, where a client that dies breaks the others: {error}") from error
+            raise ConnectionError(f"under MPS, a client that crashes breaks the others: {error}") from error
 
     def _run_in_communicator(
         self, device: CudaDevice, library: NcclLibrary, ring: Ring, operation: _Operation, deadline: float

@@ -21,8 +21,8 @@ from gpubench.model.terms.commands import BARE, Command
 if TYPE_CHECKING:
     from gpubench.formats.registry import ExitStyle
 
-HELP = """Find out why your GPUs talk slowly: the path data takes between GPUs, the speed it reaches, and the speed it
-should reach. Without a command, gpubench checks this machine in half a minute. Without a GPU, try:
+HELP = """Find out why your GPUs talk slowly. gpubench shows the path that data take between GPUs, the speed they reach,
+and the speed they should reach. Without a command, it checks this machine in half a minute. Without a GPU, try:
 
 \b
   gpubench --simulate hgx-h100-8 --fault gpu5:nvlink=12
@@ -171,6 +171,7 @@ def run_command_line(launch: LaunchedRank | None) -> int:
         page = (path or f"{app.info.name} {named}").strip()
         option = getattr(error, "option_name", "")
         step = f"{page} --help" if named or not _needs_check(option) else f"{app.info.name} check {option}"
+        step = "gpubench check --simulate hgx-h100-8" if option == "--simulate" else step
         return _tell(errors.UsageError(error.format_message(), next_step=step), style)
     except errors.GpubenchError as error:
         return _tell(error, style)

@@ -136,7 +136,7 @@ def asked_by_default(key: str, command: str, environment: Mapping[str, str] = os
 def _are_off(environment: Mapping[str, str]) -> bool:
     switch = environment.get(DEFAULTS_VARIABLE) or ""
     if switch not in ("", NO_DEFAULTS_TO_READ):
-        raise UsageError(f"{DEFAULTS_VARIABLE}={switch}", expected=f"{NO_DEFAULTS_TO_READ}, or no such variable")
+        raise UsageError(f"{DEFAULTS_VARIABLE}={switch}", expected=f"{NO_DEFAULTS_TO_READ}, or the variable unset")
     return bool(switch)
 
 
@@ -144,7 +144,7 @@ def _parse_text(option: Any, text: str, source: str) -> Value:
     if not option.is_flag:
         return (text,) if option.multiple else text
     if text.lower() not in _WORDS:
-        raise UsageError(f"{source} is not yes or no", expected="1, true, yes or on; or 0, false, no or off")
+        raise UsageError(f"{source} is not yes or no", expected="1, true, yes, on, 0, false, no or off")
     return _WORDS[text.lower()]
 
 
@@ -156,14 +156,14 @@ def _parse_toml(option: Any, value: Any, source: str) -> Value:
     several = value if isinstance(value, list) and option.multiple else [value]
     if not all(isinstance(member, (str, int, float)) and not isinstance(member, bool) for member in several):
         also = ", or several: [..., ...]" if option.multiple else ""
-        raise UsageError(f"{source} is not a value of an option", expected=f"a text in quotes, or a number{also}")
+        raise UsageError(f"{source} is not a value of an option", expected=f"a quoted text or a number{also}")
     texts = tuple(map(str, several))
     return texts if option.multiple else texts[0]
 
 
 MOST_BYTES = 2**20
 _TABLE = "tool.gpubench"
-_EXPECTED = "TOML with options, as timeout = 60, and a table for those of one command, as [check]"
+_EXPECTED = "TOML with options such as timeout = 60, and tables such as [check] for the options of one command"
 
 
 def _read_file(command: str, folder: Path, options: Container[str]) -> tuple[str | None, dict[str, tuple[Any, str]]]:
@@ -186,7 +186,7 @@ def _read_file(command: str, folder: Path, options: Container[str]) -> tuple[str
     for key in shared:
         if key not in options:
             known = options_of_all_commands()
-            _check(key, known, f"{file}: no command has an option {key}", "an option, as --help lists them")
+            _check(key, known, f"{file}: no command has an option {key}", "an option that --help lists")
     found = {key: (value, f"{_shown(key, value)} in {file}") for key, value in shared.items() if key in options}
     for name, value in tables.get(command, {}).items():
         key = name.replace("_", "-")
@@ -240,10 +240,11 @@ def _read_text(path: Path, name: str) -> str | None:
         raise UsageError(f"{name} has more than {MOST_BYTES // 2**20} MiB", expected=_EXPECTED)
     is_world_writable = states[0].st_mode & 0o002
     if is_world_writable or any(state.st_uid not in (0, os.geteuid()) for state in states):
-        whose = "anyone may write" if is_world_writable else "another user owns, or links to"
+        whose = "can be written by anyone" if is_world_writable else "another user owns or links to"
         raise UsageError(
             f"{name} of this folder is a file that {whose}",
-            expected="a file of yours, or root's: options name files to write, and a library to load",
+            expected="a file that only you or root can change, because options name files to write and a library to "
+            "load",
         )
     try:
         return content.decode()

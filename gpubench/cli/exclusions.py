@@ -11,8 +11,8 @@ from gpubench.model.terms.options import INPUT, REQUIRE_PATH, SIMULATE
 if TYPE_CHECKING:
     from gpubench.model.terms.options import Option
 
-_REAL_MACHINES = "ranks start on real hosts, in one way, one per GPU or slot: --hosts node1:2,node2:2"
-_OWN_GPUS = "its ranks measure this machine's GPUs"
+_REAL_MACHINES = "both choose where ranks run, or how many (--hosts node1:2,node2:2 sets both)"
+_OWN_GPUS = "--ranks-per-gpu starts ranks on this machine's GPUs"
 _STDOUT = "both write to stdout"
 _ONE_SOURCE = "computation time has one source"
 _RECORDING = "--replay shows a recording"
@@ -23,12 +23,12 @@ _EVERYWHERE: _Excluded = {
     "--json": (("--format",), ""),
     "--quiet": (("--verbose",), ""),
     "--summary": (("--exit-style", "--format", "--json"), _STDOUT),
-    "--exit-style": (("--format", "--json"), _STDOUT + "; --output FILE writes another format"),
+    "--exit-style": (("--format", "--json"), _STDOUT + " (--output FILE writes another format)"),
     "--hosts": (("--slurm", "--simulate", "--replay", "--from", "--np", "-g", "--ranks-per-gpu"), _REAL_MACHINES),
     "--slurm": (("--simulate", "--replay", "--from", "--np", "-g", "--ranks-per-gpu"), _REAL_MACHINES),
-    "--gpus": (("--replay", "--from"), "a recording shows the GPUs that it has"),
+    "--gpus": (("--replay", "--from"), "a recording shows all its GPUs"),
     "--expect-gpus": (("--gpus",), "--expect-gpus counts all GPUs of a node"),
-    "--exit-zero": (("--strict", "--exit-style"), "--exit-zero hides the codes that the other asks for"),
+    "--exit-zero": (("--strict", "--exit-style"), "--exit-zero hides the exit codes of the other option"),
 }
 _BY_COMMAND: Mapping[str, _Excluded] = {
     "topo": {
@@ -36,7 +36,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--replay": (("--simulate",), _RECORDING),
         "--software": (
             ("--from", "--simulate", "--causes", "--profile", "--expect-gpus", "--gpus"),
-            "libraries are read from an environment or a recording",
+            "--software reads the libraries of this environment or of a recording",
         ),
     },
     "p2p": {
@@ -48,7 +48,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--replay": (("--simulate", "--record", "--sizes", "--blocks", "--memory", "--pairs"), _RECORDING),
         "--isolate": (("--simulate", "--replay"), "--fault node0:kv=pid simulates two containers"),
         "--visible": (("--simulate", "--replay"), "only real processes can be limited to their own GPUs"),
-        "--backend": (("--simulate", "--replay"), "transfers by UCX are simulated"),
+        "--backend": (("--simulate", "--replay"), "only transfers by UCX are simulated"),
         "--pairs": (("--np",), "both select GPUs"),
     },
     "check": {
@@ -57,8 +57,11 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--ranks-per-gpu": (("--simulate", "--replay", "--quick"), _OWN_GPUS),
     },
     "scan": {
-        "--rounds": (("--resume", "--replay"), "--rounds starts a scan, --resume continues one, --replay judges one"),
-        "--resume": (("--replay",), "--resume continues a scan, --replay judges one"),
+        "--rounds": (
+            ("--resume", "--replay"),
+            "--rounds starts a scan, --resume continues one, and --replay judges one",
+        ),
+        "--resume": (("--replay",), "--resume continues a scan, and --replay judges one"),
         "--simulate": (("--replay",), ""),
         "--ranks-per-gpu": (("--replay", "--simulate"), _OWN_GPUS),
     },
@@ -67,27 +70,27 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "--gpus": (("--simulate", "--replay"), "all GPUs of a simulated or recorded machine are shown"),
         "--hang": (
             ("--until-traffic", "--pid", "--job", "--gpus", "--replay", REQUIRE_PATH),
-            "--hang asks NCCL, and explain reads what it recorded",
+            "--hang asks NCCL instead of reading counters (gpubench explain reads its recordings)",
         ),
     },
     "run": {"COMMAND": (("--exit-style",), "a failed job keeps its own exit code")},
     "compare": {
         "--last": (
             ("--base", "--new", "NEW", "--against", "--other-machine", "--collective"),
-            "its newest results are compared with those before them",
+            "--last compares the newest results in a folder with those before them",
         )
     },
     "collective": {
-        "--simulate": (("--skew", "--backend"), "no profile says what a skew costs, or how fast other libraries are"),
-        "--percentiles": (("--mode", "--graph"), "--mode latency has its own, and a graph runs as a whole"),
-        "-b": (("--sizes",), "-b 8 -e 4G -f 2, or --sizes 8:4G:2"),
-        "-f": (("-i",), "a factor between sizes, or a step"),
+        "--simulate": (("--skew", "--backend"), "profiles have no values for a skew or for other libraries"),
+        "--percentiles": (("--mode", "--graph"), "--mode latency already has percentiles, and a graph runs as a whole"),
+        "-b": (("--sizes",), "-b 8 -e 4G -f 2 means --sizes 8:4G:2"),
+        "-f": (("-i",), "one is a factor between sizes, and the other is a step"),
         "-g": (("--np",), "both set the number of ranks"),
         "-c": (("--check",), "-c 0 is --no-check, -c 1 is --check"),
-        "--in-place": (("--out-of-place",), "both are measured without them"),
+        "--in-place": (("--out-of-place",), "both are measured if neither is set"),
     },
     "plan": {
-        "MODEL": (("--parameters",), "a file with the model, or its number of parameters"),
+        "MODEL": (("--parameters",), "both describe the model"),
         "--measure": (("--tflops", "--step", "--tokens-per-second"), _ONE_SOURCE),
         "--tflops": (("--step", "--tokens-per-second"), _ONE_SOURCE),
         "--step": (("--tokens-per-second",), _ONE_SOURCE),
@@ -127,7 +130,7 @@ def resolve_exclusions(
             elif option.is_asked(settled) and other.is_asked(settled):
                 clashing.append(other.name_when_off if settled.get(other.field) is False else other.name)
         if clashing:
-            raise exclusive((name, *clashing), f"one of them: {why}" if why else "one of them")
+            raise exclusive((name, *clashing), f"only one of them, because {why}" if why else "only one of them")
     return settled
 
 
@@ -145,6 +148,6 @@ def check_evidence(shown: bool | None, *, strict: bool, required: bool = False) 
     if shown is False and (strict or required):
         raise UsageError(
             f"{option} with --no-evidence",
-            expected=f"one of them: {option} judges the paths that evidence shows",
+            expected=f"only one of them, because {option} judges the paths that evidence shows",
             next_step="leave --no-evidence out",
         )

@@ -91,7 +91,7 @@ PROJECT_FILE = "pyproject.toml"
 DEFAULTS_FILES = (OWN_FILE, PROJECT_FILE)
 """Files that may set the defaults of options, in this order. Only the first one with gpubench options is read."""
 
-_OWN_FAULT = "gpubench itself failed, as shown above; this says nothing about the machine"
+_OWN_FAULT = "gpubench itself failed, as shown above. The machine may be healthy"
 
 
 def run_and_exit(run: Callable[[LaunchedRank | None], int]) -> None:

@@ -47,7 +47,7 @@ class HelpPage(NamedTuple):
 
 _EXIT_CODES = (
     "Exit codes: 0 nothing failed; 1 any FAIL, or with --strict any doubt; 2 wrong usage; 3 could not measure{}; 130 "
-    "interrupted. With --exit-zero 0 whatever the report says."
+    "interrupted. With --exit-zero, 0 after any report."
 )
 
 
@@ -260,10 +260,10 @@ def _number(kind: type[int] | type[float], typed: Any, parameter: Any, bounds: M
     elif math.isfinite(least):
         expected = f"{expected} of {least:g} or more"
     reasons = (
-        (r"--?[a-z].*", "the number was left out, and the next option taken for it"),
-        (r"[-+]?[0-9]+(\.[0-9]+)?\s*[A-Za-zµ%]+", "it has a unit, and the option takes a number alone"),
+        (r"--?[a-z].*", "the number is missing, so the next option was read as its value"),
+        (r"[-+]?[0-9]+(\.[0-9]+)?\s*[A-Za-zµ%]+", "it has a unit, but the option needs a plain number"),
         (r"[-+]?[0-9]*\.[0-9]+", "it has a fraction" if kind is int else ""),
-        (r".*[^0-9.eE+-].*", "it has other characters than a number"),
+        (r".*[^0-9.eE+-].*", "it contains characters that are not part of a number"),
     )
     reason = next((said for form, said in reasons if re.fullmatch(form, text)), "")
     example = parameter.default or max(least, 1)

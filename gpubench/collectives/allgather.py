@@ -5,7 +5,7 @@ from gpubench.model.terms.operation import all_but_own_factor
 
 ALLGATHER = Collective(
     name="allgather",
-    description="The size is the gathered result; each rank sends an n-th of it. busbw = algbw × (n-1)/n.",
+    description="The size is that of the gathered result. Each rank sends 1/n of it. busbw = algbw × (n-1)/n.",
     layout=gathered,
     busbw_factor=all_but_own_factor,
     expected=lambda layout, _rank, ranks, _root: every_block(layout, ranks),

@@ -5,7 +5,7 @@ from gpubench.model.terms.operation import Segment, ring_allreduce_factor
 
 ALLREDUCE = Collective(
     name="allreduce",
-    description="The size is the buffer of each rank. busbw = algbw × 2(n-1)/n.",
+    description="The size is that of each rank's buffer. busbw = algbw × 2(n-1)/n.",
     layout=whole,
     busbw_factor=ring_allreduce_factor,
     expected=lambda layout, _rank, _ranks, _root: (Segment(offset=0, count=layout.count, start=0),),

@@ -62,7 +62,7 @@ def skewed(skew: float) -> Collective:
 
 ALLTOALL = Collective(
     name="alltoall",
-    description="The size is each rank's whole send buffer, its own block included. busbw = algbw × (n-1)/n.",
+    description="The size is that of each rank's send buffer, including its own block. busbw = algbw × (n-1)/n.",
     layout=layout,
     busbw_factor=all_but_own_factor,
     expected=expected,

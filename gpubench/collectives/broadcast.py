@@ -5,7 +5,7 @@ from gpubench.model.terms.operation import Segment, whole_factor
 
 BROADCAST = Collective(
     name="broadcast",
-    description="The size is the buffer. busbw = algbw.",
+    description="The size is that of the buffer. busbw = algbw.",
     layout=whole,
     busbw_factor=whole_factor,
     expected=lambda layout, _rank, _ranks, root: (Segment(offset=0, count=layout.count, start=0, source=root),),

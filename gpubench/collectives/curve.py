@@ -115,10 +115,10 @@ def curve(profile: Profile, collective: Collective, gpus: int, ranks: int, *, nv
         curves.append(_fit(nvls_points, profile, (collective, collective), gpus, ranks))
     if not curves:
         raise UsageError(
-            f"the profile {profile.name} expects no time of {collective.name}, so there is none to simulate",
+            f"the profile {profile.name} has no expected time for {collective.name}, so it cannot be simulated",
             expected="an expected value with size_bytes for it, or for allreduce",
             reason="a collective moves data between GPUs" if profile.match.visible == 1 else "",
-            next_step="another machine: --simulate hgx-h200-4",
+            next_step="--simulate hgx-h200-4",
         )
     return reduce(_faster, curves)
 

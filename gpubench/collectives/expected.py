@@ -280,7 +280,7 @@ def time_from_links(collective: Collective, row: CollectiveRow, network: NodeNet
         return None
     hops_us = 2 * math.ceil(math.log2(network.nodes)) * _HOP_OF_MPI_US
     seconds = row.size_bytes * collective.busbw_factor(row.ranks) / (limit * efficiency(network) * BYTES_PER_GB)
-    source = f"{network.nodes} nodes by their links: {network.node_gb_s:g} GB/s a node"
+    source = f"{network.nodes} nodes by their links: {network.node_gb_s:g} GB/s per node"
     return speed.ExpectedTime(hops_us + seconds * MICROSECONDS_PER_SECOND, source, speed.OVER_LINKS)
 
 

@@ -5,7 +5,7 @@ from gpubench.model.terms.operation import Segment, whole_factor
 
 REDUCE = Collective(
     name="reduce",
-    description="The size is the buffer. busbw = algbw.",
+    description="The size is that of the buffer. busbw = algbw.",
     layout=whole,
     busbw_factor=whole_factor,
     expected=lambda layout, rank, _ranks, root: (

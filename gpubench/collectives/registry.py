@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from gpubench.collectives.record import Collective
 
 SUMMARIES = {
-    "allreduce": "Measure all-reduce: the reduction over all ranks, on every rank (gradients).",
-    "allgather": "Measure all-gather: every rank's block, on every rank (sharded weights).",
-    "reducescatter": "Measure reduce-scatter: the reduction over all ranks, a block per rank (sharded gradients).",
-    "broadcast": "Measure broadcast: the root's buffer, on every rank (initial weights).",
-    "reduce": "Measure reduce: the reduction over all ranks, on the root.",
-    "alltoall": "Measure all-to-all: a block from every rank to every rank (mixture of experts).",
-    "gather": "Measure gather: every rank's block, on the root.",
-    "scatter": "Measure scatter: a block of the root's buffer, on each rank.",
-    "sendrecv": "Measure send and receive around a ring: to the next rank, from the previous (pipelines).",
+    "allreduce": "Measure all-reduce: every rank gets the reduction over all ranks (gradients).",
+    "allgather": "Measure all-gather: every rank gets the blocks of all ranks (sharded weights).",
+    "reducescatter": "Measure reduce-scatter: every rank gets a block of the reduction (sharded gradients).",
+    "broadcast": "Measure broadcast: every rank gets the root's buffer (initial weights).",
+    "reduce": "Measure reduce: the root gets the reduction over all ranks.",
+    "alltoall": "Measure all-to-all: every rank sends a block to every rank (mixture of experts).",
+    "gather": "Measure gather: the root gets the blocks of all ranks.",
+    "scatter": "Measure scatter: every rank gets a block of the root's buffer.",
+    "sendrecv": "Measure send and receive around a ring: every rank sends to the next (pipelines).",
 }
 """Help texts by name. The collective is defined in the module of that name, as a constant in capitals."""
 

@@ -5,7 +5,7 @@ from gpubench.model.terms.operation import Segment, all_but_own_factor
 
 SCATTER = Collective(
     name="scatter",
-    description="The size is the root's buffer; each rank receives an n-th of it. busbw = algbw × (n-1)/n.",
+    description="The size is that of the root's buffer. Each rank receives 1/n of it. busbw = algbw × (n-1)/n.",
     layout=scattered,
     busbw_factor=all_but_own_factor,
     expected=lambda layout, rank, _ranks, root: (

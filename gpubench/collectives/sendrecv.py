@@ -12,7 +12,7 @@ def issue(calls: CollectiveCalls, call: Call) -> Launch:
 
 SENDRECV = Collective(
     name="sendrecv",
-    description="The size is what each rank sends, and receives at the same time. busbw = algbw.",
+    description="The size is the amount that each rank sends and receives at the same time. busbw = algbw.",
     layout=whole,
     busbw_factor=whole_factor,
     expected=lambda layout, rank, ranks, _root: (

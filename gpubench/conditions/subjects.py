@@ -14,7 +14,7 @@ from gpubench.model.terms.units import plural
 
 NOT_THERE = (
     *("Not Supported", "Function Not Found", "this nvidia-ml-py", "under MIG", "the port is down"),
-    *("the profile does not say", HIDDEN),
+    *("not in the profile", HIDDEN),
 )
 """Phrases in the reasons for missing facts.
 

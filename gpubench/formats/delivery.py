@@ -51,7 +51,7 @@ def delivering(presenter: Delivered) -> Iterator[None]:
         raise InterruptedRunError(interruption(presenter.rows, presenter.stored_result)) from None
     except BrokenPipeError:
         forget(sys.stdout)
-        gone = ReaderGoneError("the reader of stdout went away")
+        gone = ReaderGoneError("the reader of stdout has closed the pipe")
         gone.exit_code = presenter.code_so_far
         raise gone from None
     except OutputError as error:
@@ -72,7 +72,7 @@ def say(*lines: str, to: TextIO | None = None) -> None:
         if to is sys.stderr:
             return
         if isinstance(error, BrokenPipeError):
-            raise ReaderGoneError("the reader of stdout went away") from None
+            raise ReaderGoneError("the reader of stdout has closed the pipe") from None
         raise
 
 

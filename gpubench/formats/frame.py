@@ -37,9 +37,7 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
         records = [json.loads(line) for line in path.read_text().splitlines()]
         rows = [record for record in records if record.pop("kind") == "row"]
         return pandas.DataFrame(rows).convert_dtypes()
-    raise UsageError(
-        f"{path} has no rows that can be read", expected="a .csv, .json or .jsonl file that gpubench wrote"
-    )
+    raise UsageError(f"{path} has no readable rows", expected="a .csv, .json or .jsonl file that gpubench wrote")
 
 
 def make_frame(section: Matrix | Sequence[Record | Finding]) -> "pandas.DataFrame":

@@ -32,7 +32,7 @@ def render(run: DocumentRun) -> Iterator[str]:
     if len(worst) > _MOST:
         cut = Counter(case.verdict for case in worst[_MOST:])
         verdict_counts = ", ".join(f"{many} {verdict}" for verdict, many in cut.items())
-        lines.insert(1, f"{verdict_counts} more than the {_MOST} annotations shown; --output summary.md has all")
+        lines.insert(1, f"{verdict_counts} more than the {_MOST} annotations shown. --output summary.md has all")
     yield _command("notice", name, lines)
 
 

@@ -31,7 +31,7 @@ from gpubench.model.results.result_file import ALIKE, alike_rows
 from gpubench.model.terms.verdict import Verdict
 
 UNFINISHED = Report(
-    verdict=Verdict.ERROR, complete=False, sentence=f"{Verdict.ERROR}: the run has not ended, or was killed"
+    verdict=Verdict.ERROR, complete=False, sentence=f"{Verdict.ERROR}: the run has not ended, or it was killed"
 )
 """The report in a file during the run. It stays there if the run is killed."""
 
@@ -241,7 +241,7 @@ class DatedWriter(JsonWriter):
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
         if self._target.path is None:
-            raise ValueError("dated results go to a folder")
+            raise ValueError("dated results are written to a folder")
         for number in count(1):
             path = self._target.path / str(DatedName.of(metadata, number))
             try:
@@ -271,4 +271,5 @@ def fate(report: Report) -> str:
     """Return the end of the note about a new baseline: kept, kept although the run failed, or not kept."""
     if not is_kept(report):
         return f"is not kept: {report.verdict}"
-    return "is kept" if report.verdict is not Verdict.FAIL else "is kept, though the run is FAIL: it is no healthy one"
+    unfit = ", although the run is FAIL and so not a healthy baseline" if report.verdict is Verdict.FAIL else ""
+    return f"is kept{unfit}"

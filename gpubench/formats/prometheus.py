@@ -21,7 +21,7 @@ from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, pr
 from gpubench.model.terms.verdict import Verdict
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\""})
-_OF_EXPECTED = "Speed over the expected one: 1 is as expected, less is slower."
+_OF_EXPECTED = "Measured speed divided by the expected speed. Below 1 is slower."
 
 
 Metric = tuple[str, str, str]
@@ -48,101 +48,109 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
     "busbw_gb_s": (
         _WHICH_ROW,
         (
-            ("collective_time_seconds", "time_us", "Time of an operation, mean over ranks."),
-            ("collective_algbw_bytes_per_second", "algbw_gb_s", "Size over time."),
-            ("collective_busbw_bytes_per_second", "busbw_gb_s", "Bus bandwidth of nccl-tests."),
-            ("collective_limit_bytes_per_second", "limit_gb_s", "What the links carry at most."),
-            ("collective_expected_bytes_per_second", "expected_gb_s", "Of a healthy machine."),
-            ("collective_expected_seconds", "expected_us", "Of a healthy machine."),
+            ("collective_time_seconds", "time_us", "Time of one operation, mean over ranks."),
+            ("collective_algbw_bytes_per_second", "algbw_gb_s", "Algorithm bandwidth: size divided by time."),
+            ("collective_busbw_bytes_per_second", "busbw_gb_s", "Bus bandwidth as nccl-tests defines it."),
+            ("collective_limit_bytes_per_second", "limit_gb_s", "Physical limit of the links."),
+            ("collective_expected_bytes_per_second", "expected_gb_s", "Bus bandwidth of a healthy machine."),
+            ("collective_expected_seconds", "expected_us", "Time on a healthy machine."),
             ("collective_expected_ratio", "expected_percent", _OF_EXPECTED),
-            ("collective_wrong_elements", "wrong", "Wrong elements over all ranks."),
-            ("collective_host_staged", "host_staged", "1 where bytes went through host memory."),
+            ("collective_wrong_elements", "wrong", "Wrong elements on all ranks."),
+            ("collective_host_staged", "host_staged", "1 if data went through host memory."),
         ),
     ),
     "latency_us": (
         _WHICH_PAIR,
         (
-            ("pair_bandwidth_bytes_per_second", "bandwidth_gb_s", "Copied from GPU to GPU."),
-            ("pair_latency_seconds", "latency_us", "Time of a copy."),
-            ("pair_expected_bytes_per_second", "expected_gb_s", "Of a healthy machine."),
-            ("pair_expected_seconds", "expected_us", "Of a healthy machine."),
+            ("pair_bandwidth_bytes_per_second", "bandwidth_gb_s", "Bandwidth of copies between two GPUs."),
+            ("pair_latency_seconds", "latency_us", "Time of one copy."),
+            ("pair_expected_bytes_per_second", "expected_gb_s", "Bandwidth of a healthy machine."),
+            ("pair_expected_seconds", "expected_us", "Time on a healthy machine."),
             ("pair_expected_ratio", "expected_percent", _OF_EXPECTED),
-            ("pair_host_staged", "host_staged", "1 where a copy went through host memory."),
+            ("pair_host_staged", "host_staged", "1 if a copy went through host memory."),
         ),
     ),
     "block_us": (
         ("node", "source", "destination", "backend", "direction", "memory", "size_bytes", "blocks"),
         (
-            ("kv_bandwidth_bytes_per_second", "bandwidth_gb_s", "Of a KV transfer between two processes."),
+            ("kv_bandwidth_bytes_per_second", "bandwidth_gb_s", "Bandwidth of a KV transfer between two processes."),
             ("kv_seconds", "p50_us", "Median time of a KV transfer."),
-            ("kv_host_staged", "host_staged", "1 where a KV transfer went through host memory."),
+            ("kv_host_staged", "host_staged", "1 if a KV transfer went through host memory."),
         ),
     ),
     "slowest": (
         _WHICH_WAY,
         (
-            ("slowest_pair_bandwidth_bytes_per_second", "bandwidth_gb_s", "Of the slowest pair."),
+            ("slowest_pair_bandwidth_bytes_per_second", "bandwidth_gb_s", "Bandwidth of the slowest pair."),
             ("slowest_pair_expected_ratio", "expected_percent", _OF_EXPECTED),
         ),
     ),
     "nvlinks_active": (
         ("node", "gpu", "name", "uuid", "bus_id"),
         (
-            ("gpu_nvlinks_active", "nvlinks_active", "NVLinks that are up."),
-            ("gpu_nvlinks", "nvlinks", "NVLinks that the GPU has."),
-            ("gpu_nvlink_errors", "nvlink_errors", "Errors that its NVLinks have counted."),
+            ("gpu_nvlinks_active", "nvlinks_active", "Active NVLinks."),
+            ("gpu_nvlinks", "nvlinks", "NVLinks of the GPU, active or not."),
+            ("gpu_nvlink_errors", "nvlink_errors", "Errors counted by the GPU's NVLinks."),
             ("gpu_pcie_width_lanes", "pcie_width", "PCIe lanes in use."),
-            ("gpu_pcie_replays", "pcie_replays", "PCIe packets that were sent again."),
+            ("gpu_pcie_replays", "pcie_replays", "Retransmitted PCIe packets."),
         ),
     ),
     "gpudirect_rdma": (
         ("node", "nic", "model"),
         (
             ("nic_rate_bytes_per_second", "rate_gb_s", "Rate of the port."),
-            ("nic_gpudirect_rdma", "gpudirect_rdma", "1 where it may reach GPU memory."),
+            ("nic_gpudirect_rdma", "gpudirect_rdma", "1 if the NIC can access GPU memory directly."),
         ),
     ),
     "times_slower": (
         ("conclusion", "verdict", "confidence", "transport", "cause"),
-        (("paths", "count", "Ordered pairs that fare alike, by what is concluded of them."),),
+        (("paths", "count", "Ordered pairs with the same conclusion."),),
     ),
     "score_percent": (
         ("node", "rail", "leaf", "nic"),
         (
-            ("scan_cell_ratio", "score_percent", "Of what the same rail of other nodes delivers."),
-            ("scan_cell_bytes_per_second", "both_ways_gb_s", "Both directions together."),
-            ("scan_cell_failures", "failures", "Rounds without a figure."),
+            ("scan_cell_ratio", "score_percent", "Bandwidth divided by that of the same rail on other nodes."),
+            ("scan_cell_bytes_per_second", "both_ways_gb_s", "Bandwidth of both directions together."),
+            ("scan_cell_failures", "failures", "Rounds without a value."),
         ),
     ),
     "network_sent_gb_s": (
         ("node", "device"),
         (
-            ("traffic_nvlink_sent_bytes_per_second", "nvlink_sent_gb_s", "In the last interval."),
-            ("traffic_nvlink_received_bytes_per_second", "nvlink_received_gb_s", "In the last interval."),
-            ("traffic_pcie_sent_bytes_per_second", "pcie_sent_gb_s", "In the last interval."),
-            ("traffic_pcie_received_bytes_per_second", "pcie_received_gb_s", "In the last interval."),
-            ("traffic_network_sent_bytes_per_second", "network_sent_gb_s", "In the last interval."),
-            ("traffic_network_received_bytes_per_second", "network_received_gb_s", "In the last interval."),
+            ("traffic_nvlink_sent_bytes_per_second", "nvlink_sent_gb_s", "Traffic in the last interval."),
+            ("traffic_nvlink_received_bytes_per_second", "nvlink_received_gb_s", "Traffic in the last interval."),
+            ("traffic_pcie_sent_bytes_per_second", "pcie_sent_gb_s", "Traffic in the last interval."),
+            ("traffic_pcie_received_bytes_per_second", "pcie_received_gb_s", "Traffic in the last interval."),
+            ("traffic_network_sent_bytes_per_second", "network_sent_gb_s", "Traffic in the last interval."),
+            ("traffic_network_received_bytes_per_second", "network_received_gb_s", "Traffic in the last interval."),
         ),
     ),
     "way": (
         ("node", "job", "way", "verdict"),
-        (("job_seconds", "seconds", "How long the bytes of a job went that way."),),
+        (("job_seconds", "seconds", "Time during which the job's data took this path."),),
     ),
     "partner_operation": (
         ("collective", "partner", "size_bytes", "ctas", "data_type", "ranks", "nodes"),
         (
-            ("overlap_step_seconds", "step_us", "From step to step, collective and computation."),
-            ("overlap_communication_slowdown", "communication_slowdown", "Beside computation, over alone."),
-            ("overlap_waiting_slowdown", "waiting_slowdown", "The part of it that is waiting for SMs."),
-            ("overlap_compute_slowdown", "compute_slowdown", "While the collective is in flight, over alone."),
-            ("overlap_hidden_ratio", "hidden_share", "Part of the collective that running both saves."),
-            ("overlap_wrong_elements", "wrong", "Wrong elements over all ranks."),
+            ("overlap_step_seconds", "step_us", "Time of one step of collective and computation."),
+            (
+                "overlap_communication_slowdown",
+                "communication_slowdown",
+                "Time of the collective during computation, divided by its time alone.",
+            ),
+            ("overlap_waiting_slowdown", "waiting_slowdown", "Part of that slowdown that comes from waiting for SMs."),
+            (
+                "overlap_compute_slowdown",
+                "compute_slowdown",
+                "Time of computation during the collective, divided by its time alone.",
+            ),
+            ("overlap_hidden_ratio", "hidden_share", "Share of the collective that is hidden behind computation."),
+            ("overlap_wrong_elements", "wrong", "Wrong elements on all ranks."),
         ),
     ),
     "channels_most": (
         ("communicator", "scope", "transport", "verdict"),
-        (("connected_pairs", "pairs", "Pairs that an NCCL log connects alike."),),
+        (("connected_pairs", "pairs", "Pairs with the same transport in an NCCL log."),),
     ),
 }
 """Labels and gauges for each type of row. The key is a column that only this type has."""
@@ -181,8 +189,8 @@ def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
     exposition = _Exposition({"command": metadata.subject, "origin": metadata.origin})
     started = datetime.fromisoformat(metadata.started_at).timestamp()
     for name, help_text, value in (
-        ("last_run_timestamp_seconds", "Unix time at which the last run began.", started),
-        ("last_run_complete", "0 where the last run was cut short.", float(report.complete)),
+        ("last_run_timestamp_seconds", "Unix time at which the last run started.", started),
+        ("last_run_complete", "0 if the last run was cut short.", float(report.complete)),
         (
             "last_run_exit_code",
             "0 healthy, 1 judged and failed, 3 could not measure.",
@@ -191,11 +199,11 @@ def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
     ):
         exposition.add(f"gpubench_{name}", help_text, value, {})
     if report.duration_s is not None:
-        meaning = "Seconds that the last run took."
+        meaning = "Duration of the last run in seconds."
         exposition.add("gpubench_last_run_duration_seconds", meaning, report.duration_s, {})
     versions = {name: metadata.libraries.get(key, "").split(" ")[0] for name, key in _BUILD.items()}
     info = {"version": metadata.gpubench_version, **versions}
-    exposition.add("gpubench_build_info", "Versions that the last run was made with.", 1.0, info)
+    exposition.add("gpubench_build_info", "Software versions of the last run.", 1.0, info)
     for verdict in Verdict:
         is_it = float(report.verdict is verdict)
         exposition.add("gpubench_last_run_verdict", "1 for the verdict of the last run.", is_it, {"verdict": verdict})
@@ -205,7 +213,7 @@ def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
         found[key] = found.get(key, 0) + len(finding.subjects or (finding.subject,))
     for (id_, severity), count in found.items():
         labels = {"id": id_, "severity": severity}
-        exposition.add("gpubench_findings", "Subjects with a finding, by its id.", count, labels)
+        exposition.add("gpubench_findings", "Number of subjects with this finding.", count, labels)
     _add_subjects(exposition, report)
     slowest: dict[tuple[object, ...], Mapping[str, Any]] = {}
     for record in _records(run):
@@ -225,7 +233,7 @@ def _add_subjects(exposition: _Exposition, report: Report) -> None:
     wrong = ((finding, subject) for finding in report.findings for subject in (finding.subjects or (finding.subject,)))
     for finding, subject in islice(wrong, _MOST_SUBJECTS):
         labels = {"id": finding.id, "severity": finding.severity.value, "subject": subject}
-        exposition.add("gpubench_finding", "1 for a subject and a finding on it.", 1.0, labels)
+        exposition.add("gpubench_finding", "1 for each finding on a subject.", 1.0, labels)
     for row in report.rows(VerdictRow):
         if row.scope != "link":
             labels = {"scope": row.scope, "node": row.node, "subject": row.subject, "verdict": row.verdict}

@@ -92,25 +92,27 @@ class Format(Struct, frozen=True):
 
 
 TABLE = Format("table", ".txt", "for people", "table:TableWriter")
-CSV = Format("csv", ".csv", "one line a row, unknown values empty", "csv:CsvWriter")
+CSV = Format("csv", ".csv", "one line per row, unknown values empty", "csv:CsvWriter")
 JSON = Format("json", ".json", "one document: metadata, sections, findings, verdict", "json:JsonWriter")
 
 FORMATS = (
     TABLE,
     CSV,
     JSON,
-    Format("jsonl", ".jsonl", "one JSON object a line: metadata, rows, report", "jsonl:JsonLinesWriter"),
-    Format("junit", ".xml", "a test case for everything that was judged, for CI", "junit:writer"),
+    Format("jsonl", ".jsonl", "one JSON object per line: metadata, rows, report", "jsonl:JsonLinesWriter"),
+    Format("junit", ".xml", "for CI, one test case per judged item", "junit:writer"),
     Format("prometheus", ".prom", "gauges for node_exporter's textfile collector", "prometheus:writer"),
-    Format("markdown", ".md", "verdict, findings and figures for $GITHUB_STEP_SUMMARY", "markdown:writer"),
-    Format("github", None, "annotations of GitHub Actions", "github:writer"),
+    Format("markdown", ".md", "verdict, findings and values for $GITHUB_STEP_SUMMARY", "markdown:writer"),
+    Format("github", None, "annotations for GitHub Actions", "github:writer"),
     Format("html", ".html", "one page with curves and heat maps, light and dark, no network", "html:writer"),
 )
 
-DATED = Format("dated json", None, "a json of every run, in a folder", "json:DatedWriter")
+DATED = Format("dated json", None, "one JSON file per run, in a folder", "json:DatedWriter")
 """The format of `--output FOLDER/`. It is not in FORMATS, because `--format` cannot select it."""
 
-BASELINE = Format("baseline", None, "a json of this run under a name, once it is whole", "json:BaselineWriter")
+BASELINE = Format(
+    "baseline", None, "a JSON file of this run under a name, once the run is complete", "json:BaselineWriter"
+)
 """The format of `--save-baseline`."""
 
 NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
@@ -121,12 +123,10 @@ SLURM = Format("slurm", None, "a line for scripts that drain nodes", "status_lin
 QUIET = Format("quiet", None, "findings and the last sentence", "table:QuietWriter")
 """The format that replaces the table on stdout with `--quiet`."""
 
-VETO = Format(
-    "veto", None, "one line of shell that keeps programs off peer access that does not work", "status_line:VetoWriter"
-)
+VETO = Format("veto", None, "one shell line that avoids broken peer access", "status_line:VetoWriter")
 """The format that `p2p --veto` selects for stdout."""
 
-SUMMARY = Format("summary", None, "the last sentence alone", "status_line:summary_writer")
+SUMMARY = Format("summary", None, "only the last sentence", "status_line:summary_writer")
 """The format that `--summary` selects for stdout."""
 
 
@@ -235,9 +235,7 @@ class Presentation:
         "NAME",
         "Which section to write as CSV (default: the main one). With prometheus, pairs adds every GPU pair.",
     )
-    wide: bool = flag(
-        "Add to each line of CSV the run it belongs to: id, time, hosts, GPUs, driver, NCCL.", hidden=True
-    )
+    wide: bool = flag("Add the run to each CSV line: id, time, hosts, GPUs, driver, NCCL.", hidden=True)
     color: Color = option(
         "|".join(Color),
         "When to color the table.",
@@ -246,7 +244,7 @@ class Presentation:
         completed_as="color",
     )
     width: int | None = option("N", "Width of the table in columns (default: the terminal's, otherwise 100).", min=40)
-    summary: bool = flag("Print only the last line: verdict, and cause or best figures.", hidden=True)
+    summary: bool = flag("Print only the last line, with the verdict and the cause or the best values.", hidden=True)
     verbose: bool = flag("Print every GPU, library and setting in the header.", name="--verbose -v")
     quiet: bool = flag("Print only findings and the last line, without progress.", name="--quiet -q")
     no_progress: bool = flag("Do not show progress.")
@@ -322,7 +320,8 @@ class Presentation:
         if self.section is not None and "csv" not in names and not (self.section == "pairs" and "prometheus" in names):
             raise UsageError(
                 f"--section {self.section} without csv",
-                expected="--format csv, or an --output file ending in .csv: --section selects one section of the CSV",
+                expected="--format csv, or an --output file ending in .csv, because --section selects one section "
+                "of the CSV",
                 next_step=f"--format csv --section {self.section}",
             )
         if self.wide and "csv" not in names:
@@ -334,12 +333,12 @@ class Presentation:
         if self.quiet:
             raise exclusive(
                 ("--plot", "--quiet"),
-                "one of them, or an --output file ending in .txt: the curves are part of the table",
+                "only one of them, or an --output file ending in .txt, because the curves are part of the table",
             )
         if stdout is not TABLE:
             raise UsageError(
                 f"--plot with --format {stdout.name}",
-                expected="--format table: the curves are part of the table",
+                expected="--format table, because the curves are part of the table",
                 next_step="--output result.html",
             )
 
@@ -356,9 +355,9 @@ def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
         output = Output(path, DATED if keeps else _format_of_file(path, text))
         if path.resolve() in outputs:
             raise UsageError(
-                f"--output {text} is given twice",
+                f"--output {text} is set twice",
                 expected="a different file for each output",
-                reason="the second would overwrite the first: both paths are the same file",
+                reason="both paths are the same file, so the second would overwrite the first",
                 next_step="--output result.json --output result.csv",
             )
         folder = next((known.path for known in outputs.values() if known.format is DATED), None)

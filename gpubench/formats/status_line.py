@@ -202,7 +202,7 @@ class VetoWriter:
 def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
     """Return a shell line that disables peer access, unless all paths were measured and work."""
     if not complete:
-        return f"export {OFF}  # P2P was not measured to the end"
+        return f"export {OFF}  # the P2P measurement is incomplete"
     for conclusion, said in _SAID.items():
         found = [path for path in paths if path.conclusion == conclusion]
         if found:
@@ -215,6 +215,6 @@ def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
             off = OFF_OVER_PCIE if nvlink_pairs and not any(path in nvlink_pairs for path in found) else OFF
             return f"export {off}  # {findings}{f' ({reason})' if reason else ''}"
     if not paths:
-        return "# P2P: one GPU, which has no other to reach"
+        return "# P2P: this machine has only one GPU"
     verified = all(path.correctness == State.PRESENT for path in paths)
     return f"# P2P works: {plural(len(paths), 'pair')} direct, data {'' if verified else 'not '}verified"

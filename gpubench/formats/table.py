@@ -99,7 +99,7 @@ _ARROW = " → "
 _BETWEEN_NODES = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
 _ELSEWHERE = {
     Effect.SLOW: "would be slow, because",
-    Effect.NETWORK_INSIDE: "would take a network inside a node where there is no P2P, because",
+    Effect.NETWORK_INSIDE: "would use a network inside a node if there is no P2P, because",
     Effect.APPLICATION: "would be copied through host memory by MPI, UCX or a framework, because",
     Effect.WRONG: "would hang or get wrong data, because",
 }
@@ -408,10 +408,10 @@ class Page:
         rows = report.rows(EvidenceRow)
         self.print("")
         if rows:
-            self.wrap("evidence that a path is direct: + for it, - against it, . nothing known")
+            self.wrap("evidence that a path is direct: + for, - against, . unknown")
             self.table(EVIDENCE_COLUMNS, rows, keys=2)
         else:
-            self.wrap("evidence: none, no path between GPUs was watched")
+            self.wrap("evidence: none, because no path between GPUs was observed")
         for line in evidence_notes(report):
             self.wrap(line)
         self.print("")
@@ -460,7 +460,7 @@ class Page:
         """Print the last line of the report, which has the verdict."""
         if self.verbose and report.duration_s is not None:
             self.print(f"took {report.duration_s:.1f} s")
-        cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
+        cut_short = "" if report.complete else ": the run was cut short. The rows above were measured"
         line = report.sentence or f"verdict: {report.verdict}{cut_short}"
         style = _VERDICT_STYLES.get(report.verdict, "")
         if not self._breaks_last_line or len(line) <= self.width:

@@ -158,7 +158,7 @@ class ChildCommands:
         node = nodes[0]
         self._gpus = sum(gpu.cuda_index is not None for gpu in node.gpus) or len(node.gpus)
         self._sharing = () if ranks_per_gpu == 1 else ("--ranks-per-gpu", str(ranks_per_gpu))
-        self.why_alone = "one GPU: a collective needs two" if self._gpus == 1 and not self._sharing else ""
+        self.why_alone = "one GPU, but a collective needs two" if self._gpus == 1 and not self._sharing else ""
 
     def copies(self) -> Measurements:
         """Run `gpubench p2p`. Host memory is not measured, because there is no other host to compare it with."""
@@ -179,7 +179,7 @@ class ChildCommands:
         except errors.CouldNotMeasureError as error:
             return Measurements(failed=dict.fromkeys(needs, str(error)))
         if gpus == 1:
-            return replace(found, left_out={Need.PEER_COPIES: "one GPU: copies need two"})
+            return replace(found, left_out={Need.PEER_COPIES: "one GPU, but copies need two"})
         return replace(found, left_out={Need.HOST_COPIES: "gpubench check measures them"} if brief else {})
 
     def transfers(self) -> Measurements:
@@ -221,7 +221,7 @@ def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) 
     ranks that do not copy.
     """
     if len(nodes) == 1:
-        return Measurements(left_out={Need.HOST_MEMORY: "one node: there is none to compare it with"})
+        return Measurements(left_out={Need.HOST_MEMORY: "one node, so there is none to compare it with"})
     fastest = dict.fromkeys(range(len(nodes)), float("inf"))
     found = Measurements()
     for _ in range(_MEMORY_ROUNDS):
@@ -252,7 +252,7 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     words = "; ".join(" ".join(line.split()) for line in ended.own_words.splitlines() if line.strip())
     if len(words) > _MOST_WORDS:  # gpubench's messages begin with the cause, but messages of other programs end with it
         words = f"{words[:_MOST_WORDS]} ..." if ended.own_words != ended.said else f"... {words[-_MOST_WORDS:]}"
-    raise errors.CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'it said nothing'}")
+    raise errors.CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'without output'}")
 
 
 _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
@@ -278,9 +278,9 @@ class SimulatedMeasurer:
         self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
         self._ranks = self._times.gpus * self._machine.nodes
-        self.why_alone = "" if self._ranks > 1 else f"{'one' if self._ranks else 'no'} GPU: a collective needs two"
+        self.why_alone = "" if self._ranks > 1 else f"{'one' if self._ranks else 'no'} GPU, but a collective needs two"
         if not self._times.has_network:
-            self.why_alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
+            self.why_alone = f"profile {self._machine.profile.name} has no NIC with a known rate between its nodes"
 
     def copies(self) -> Measurements:
         """Simulate copies on every faulty node and on one healthy node, whose result is used for all healthy nodes."""
@@ -293,7 +293,7 @@ class SimulatedMeasurer:
                 healthy = own
             host = node.snapshot.host
             hosts[host] = health.add_host(own, host) if len(self._nodes) > 1 else own
-        no_data = "no data are moved on a simulated machine"
+        no_data = "a simulated machine moves no data"
         return health.merge(
             [
                 health.merge_nodes(hosts),
@@ -311,7 +311,7 @@ class SimulatedMeasurer:
         from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
 
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
-            raise errors.CouldNotMeasureError("a node's driver does not answer")
+            raise errors.CouldNotMeasureError("the driver of a node does not answer")
         collector = ReportCollector()
         speed = judge_by_model(collective, self._times, self._nodes, self._times.gpus, self._machine.profile)
         snapshots = [node.snapshot for node in self._nodes]
@@ -396,13 +396,13 @@ class SimulatedMeasurer:
             if brief
             else {}
             if several
-            else {Need.PEER_COPIES: "one GPU: copies need two"},
+            else {Need.PEER_COPIES: "one GPU, but copies need two"},
         )
 
 
 FILE = "check.jsonl"  # File name of a check's measurements in a recording
 
-_OF_ANOTHER_COMMAND = "the recording is of another command than check"
+_OF_ANOTHER_COMMAND = "the recording is from another command than check"
 
 
 def _match_profiles(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
@@ -606,7 +606,9 @@ def _measure(place: Place, machines: Machines) -> Report | None:
         nodes = machines.visible().nodes
         measurements = measured(plan.depth, nodes, RankMeasurer(rank.group, rank.progress, rank.identity, nodes, plan))
         if plan.kv:
-            measurements = health.merge([measurements, _no_transfers("not measured under a launcher: gpubench kv")])
+            measurements = health.merge(
+                [measurements, _no_transfers("not measured under a launcher. Try: gpubench kv")]
+            )
         before = [machines.snapshots[rank.identity.node]] if rank.identity.local_rank == 0 else []
     if watches:
         own = [watch_errors(node, plan.facts_timeout_s, os.environ) for node in before]

@@ -56,7 +56,7 @@ def find_past(folder: Path | None, metadata: Metadata) -> PastFigures | None:
 
 
 _SOURCE = "learned"
-_EXPECTED = "what gpubench allreduce, p2p, check and the like write with --output FILE.json on a healthy machine"
+_EXPECTED = "results of gpubench allreduce, p2p or check with --output FILE.json, from a healthy machine"
 
 
 def learned(
@@ -71,9 +71,9 @@ def learned(
     samples = [sample for file in files for sample in collect_samples(file)]
     if not samples:
         raise UsageError(
-            "the results hold no figure that a profile could",
+            "the results have no values for a profile",
             expected=_EXPECTED,
-            reason="they are of CPU buffers, of one GPU, or of facts alone",
+            reason="they are of CPU buffers, of one GPU, or only of facts",
             next_step="gpubench p2p --output p2p.json and gpubench allreduce --output allreduce.json, on that machine",
         )
     machine = find(like, environment) if like is not None else _matching(files, environment)
@@ -87,19 +87,22 @@ def learned(
     expected, refused = _believable(bare, values)
     if not expected:
         raise UsageError(
-            "no figure of the results can be right",
-            expected="figures that the links of the machine can carry, and that a bad one would miss",
+            "all values in the results are implausible",
+            expected="values within the limits of the machine's links, and above those of a broken machine",
             reason="; ".join(refused),
         )
     profile = replace(bare, expected=tuple(expected))
     written = format_toml(to_plain(profile))
     read_profile(written.encode(), f"{name}.toml")
     notes = [
-        f"{plural(len(samples), 'figure')} of {plural(len(files), 'result')} became {plural(len(expected), 'value')}"
+        (
+            f"{plural(len(samples), 'measurement')} from {plural(len(files), 'result')} became "
+            f"{plural(len(expected), 'value')}"
+        )
     ]
     far = (
-        f"left out: {outlier.key.quantity} {outlier.value:.4g}, {outlier.subject} of "
-        f"{outlier.file}: far from the median"
+        f"left out: {outlier.key.quantity} {outlier.value:.4g}, {outlier.subject} of {outlier.file}, which is far "
+        "from the median"
         for outlier in found.outliers
     )
     return written, [*notes, *far, *refused]
@@ -115,7 +118,7 @@ def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Ex
         try:
             check_expected(profile, value, f"{value.quantity}{size}")
         except UsageError as error:
-            refused.append(f"left out: {error.seen}, and not {error.expected}")
+            refused.append(f"left out: {error.seen}, but expected {error.expected}")
         else:
             kept.append(value)
     return kept, refused
@@ -130,7 +133,7 @@ def _healthy(path: Path) -> ResultFile:
     file = read_results(path)
     if file.verdict is None:
         raise UsageError(
-            f"{path} is {file.kind}, which does not say whether the machine was healthy",
+            f"{path} is {file.kind}, which does not show whether the machine was healthy",
             expected=_EXPECTED,
             next_step="the same run with --output FILE.json",
         )
@@ -138,15 +141,15 @@ def _healthy(path: Path) -> ResultFile:
         how = f"ended with {file.verdict}" if file.complete else "was cut short"
         raise UsageError(
             f"{path} is the result of a run that {how}",
-            expected="whole results of healthy machines",
-            next_step="gpubench check says what is wrong with that machine; leave this result out",
+            expected="complete results of healthy machines",
+            next_step="leave this result out, and run gpubench check on that machine",
         )
     origin = file.circumstances.origin
     if origin != Origin.MEASURED:
         raise UsageError(
             f"{path} was {origin}",
             expected="results that were measured on healthy machines",
-            reason="a profile of simulated values would repeat the profile that they came from",
+            reason="a profile from simulated values would repeat their own profile",
             next_step="gpubench check -o node1.json on a machine with GPUs",
         )
     return file
@@ -162,16 +165,16 @@ def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Pr
         shown = "; ".join(f"{count} of {', '.join(names)}" for names, count in sorted(kinds))
         raise UsageError(
             f"the results are of several kinds of machine: {shown}",
-            expected="one kind for a profile",
-            next_step="learn one profile of each kind; --like NAME where they are one kind",
+            expected="one kind per profile",
+            next_step="learn one profile per kind, or use --like NAME if they are one kind",
         )
     names, count = kinds.pop()
     found = match_whole_machine(names, count, among=user_profiles(environment)) or match_whole_machine(names, count)
     if found is None:
         raise UsageError(
             f"no profile has {plural(count, 'GPU')} of {', '.join(names) or 'a name'}",
-            expected="a profile whose machine the new one can have",
-            next_step="--like NAME, or --like FILE with the machine and no values",
+            expected="a profile with the same machine",
+            next_step="--like NAME, or --like FILE with the machine but without values",
         )
     return found.profile
 

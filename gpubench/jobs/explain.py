@@ -85,7 +85,7 @@ def _telling(presenter: "Presenter") -> ReadSoFar:
         nonlocal last
         if total >= _LONG_BYTES and done - last >= total // _PARTS:
             last = done
-            presenter.progress(done // _MIB, total // _MIB, f"MiB of logs, now {name}")
+            presenter.progress(done // _MIB, total // _MIB, f"MiB of logs read, now {name}")
 
     return tell
 

@@ -47,7 +47,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
     Raises GpubenchError if nothing or another program listens on the port, or an output cannot be written.
     """
     launch = detect_launcher(os.environ)
-    refuse_several_ranks(launch, f"{NAME} --hang", "one process: each process of a job knows of all others")
+    refuse_several_ranks(launch, f"{NAME} --hang", "one process, because each process of a job knows all others")
     with presenting(plan.presentation, is_rank=launch is not None) as presenter:
         course = RasCourse()
         with suppress(KeyboardInterrupt), Interrupts() as interrupts:
@@ -71,7 +71,7 @@ def _ask_again(plan: WatchPlan, course: RasCourse, interrupts: Interrupts) -> No
         except NobodyListensError:
             if not course.asked:
                 raise
-            say(f"{asked - begun:8.1f} s  nobody listens any more: the jobs have ended")
+            say(f"{asked - begun:8.1f} s  no answer any more, because the jobs have ended")
             return
         course.add(answer, time.time())
         if plan.presentation.format is TABLE:
@@ -115,18 +115,19 @@ def ask(
     )
     if data is None:
         raise NobodyListensError(
-            f"nobody listens on {ras_address(environment)}, the port of NCCL's RAS",
+            f"no process listens on {ras_address(environment)}, the port of NCCL's RAS",
             expected="a running job with NCCL 2.24 or newer, on this host and in this network namespace",
             reason=f"no job runs here, NCCL_RAS_ENABLE=0, or the job has another {ADDRESS}",
-            next_step=f"{ADDRESS}=HOST:PORT gpubench {NAME} --hang asks elsewhere; in a container, run it there",
+            next_step=f"{ADDRESS}=HOST:PORT gpubench {NAME} --hang uses another address. If the job is in a "
+            "container, run it there",
         )
     if not data:
         return None
-    name = f"the answer of {ras_address(environment)}"
+    name = f"the answer from {ras_address(environment)}"
     if not is_ras_answer(data):
         raise UsageError(
-            f"{name} is not one of NCCL's RAS: {data[:60].decode(errors='replace')!r}",
-            expected=f"{ADDRESS} as the job has it",
+            f"{name} is not from NCCL's RAS: {data[:60].decode(errors='replace')!r}",
+            expected=f"the same {ADDRESS} as in the job",
             reason="another program listens there",
         )
     if record is not None:

@@ -128,7 +128,7 @@ def make_logs(folder: Path, environment: Mapping[str, str], *, has_ras: bool) ->
     except OSError as error:
         raise UsageError(
             f"--logs {folder} cannot be written: {error.strerror}",
-            expected="a folder in which every process of the job can create files",
+            expected="a folder in which all processes of the job can create files",
             next_step=f"--logs {tempfile.gettempdir()}/logs",
         ) from None
     variables = _variables(folder, environment, has_ras=has_ras)
@@ -138,7 +138,7 @@ def make_logs(folder: Path, environment: Mapping[str, str], *, has_ras: bool) ->
         raise UsageError(
             f"--logs {folder} is not empty: {found[0].name}",
             expected="a new or empty folder, or one in which other hosts of this job have just started",
-            reason="it has files of an earlier job, which would be explained as files of this one",
+            reason="it has files of an earlier job, which would be read as files of this job",
             next_step=f"--logs {folder}-2",
         )
     logs.mark.touch()

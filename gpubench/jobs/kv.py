@@ -67,7 +67,7 @@ class KvSetup(Struct, frozen=True, kw_only=True):
 
 def run(plan: KvPlan, arguments: Sequence[str]) -> int:
     """Measure transfers and return the exit code. Raises GpubenchError if nothing can be measured."""
-    expected = "one process: kv starts the two processes of each transfer itself"
+    expected = "one process, because kv starts the two processes of each transfer itself"
     refuse_several_ranks(detect_launcher(os.environ), NAME, expected)
     _check_sizes(plan)
     return runner.run(STEPS, plan, arguments)
@@ -164,7 +164,7 @@ def choose_library(backend: TransferBackend) -> tuple[Path | None, dict[str, str
         if not is_nixl_installed():
             raise CouldNotMeasureError(
                 "--backend nixl: NIXL is not in this Python environment",
-                expected="the environment of the inference engine, with nixl and torch",
+                expected="the Python environment of the inference engine, with nixl and torch",
                 next_step="pip install nixl, or gpubench kv --backend ucx",
             )
         return None, {}
@@ -174,7 +174,7 @@ def choose_library(backend: TransferBackend) -> tuple[Path | None, dict[str, str
         without = f"{next(iter(copies))} has no CUDA module" if copies else "no UCX was found"
         raise CouldNotMeasureError(
             f"--backend ucx: {without}",
-            expected="UCX with CUDA: its module libuct_cuda.so",
+            expected="UCX with its CUDA module libuct_cuda.so",
             next_step="pip install libucx-cu13 (CUDA 12: libucx-cu12)",
         )
     return usable, {"UCX": f"{read_ucx_version(usable, os.environ)} from {copies[usable]}"}
@@ -192,7 +192,7 @@ def _isolating(isolate: Isolate | None) -> tuple[str, ...]:
         raise CouldNotMeasureError(
             f"--isolate {isolate}: {said}",
             expected="the right to create namespaces (root, or CAP_SYS_ADMIN)",
-            reason="containers usually do not have it; nothing was tested",
+            reason="containers usually do not have it. Nothing was tested",
             next_step=f"sudo -E gpubench kv --isolate {isolate}",
         ) from error
     return prefix
@@ -206,7 +206,7 @@ def _check_memory(free: Mapping[str, int], size_bytes: int) -> None:
         raise CouldNotMeasureError(
             f"{short}: transfers of {format_size(size_bytes)} need {format_size(needed)}",
             expected="free GPU memory",
-            reason="other processes hold it: nvidia-smi names them",
+            reason="other processes use it (nvidia-smi lists them)",
             next_step="gpubench kv --sizes 4K:16M:16",
         )
 

@@ -53,8 +53,8 @@ def _parse_allocations(text: str) -> tuple[Allocation, ...]:
 def _refuse_hosts(text: str) -> None:
     raise UsageError(
         f"kv --hosts {text}",
-        expected="no --hosts: kv starts both processes of a transfer on the host where it runs",
-        next_step="run gpubench kv on each host; gpubench p2p --hosts copies between hosts",
+        expected="no --hosts, because kv starts both processes of a transfer on its own host",
+        next_step="run gpubench kv on each host, or gpubench p2p --hosts to copy between hosts",
     )
 
 
@@ -64,17 +64,17 @@ class KvPlan(MachinePlan):
 
     backend: TransferBackend = option(
         "|".join(TransferBackend),
-        "The library that moves the data.",
+        "Library that moves the data.",
         default=TransferBackend.UCX.value,
         read=one_of("--backend", TransferBackend),
         common=True,
     )
     sizes: tuple[int, ...] = option(
-        "SIZES", "Sizes of a transfer, all blocks together.", default="4K:256M:16", read=parse_sizes, common=True
+        "SIZES", "Total sizes of a transfer, over all its blocks.", default="4K:256M:16", read=parse_sizes, common=True
     )
     blocks: tuple[int, ...] = option(
         "COUNTS",
-        "Numbers of blocks of a transfer. Blocks below 1 KiB are left out.",
+        "Numbers of blocks per transfer. Blocks below 1 KiB are skipped.",
         default="1,256,4096",
         read=_parse_blocks,
         common=True,
@@ -82,7 +82,7 @@ class KvPlan(MachinePlan):
     memory: tuple[Allocation, ...] | None = option(
         ",".join(Allocation),
         "How both processes allocate GPU memory: cudaMalloc, as PyTorch's expandable_segments, cudaMallocAsync, or "
-        "cudaMallocManaged (default: malloc, and what PYTORCH_CUDA_ALLOC_CONF selects).",
+        "cudaMallocManaged (default: malloc, and the kind that PYTORCH_CUDA_ALLOC_CONF selects).",
         read=_parse_allocations,
         common=True,
     )
@@ -95,7 +95,7 @@ class KvPlan(MachinePlan):
     )
     isolate: Isolate | None = option(
         "|".join(Isolate),
-        "Give each process a namespace of its own, as containers have; needs root.",
+        "Give each process its own namespace, as containers have. Needs root.",
         read=one_of("--isolate", Isolate),
     )
     pairs: tuple[tuple[int, int], ...] | None = option(

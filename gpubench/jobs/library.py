@@ -105,8 +105,8 @@ def run_command(arguments: Sequence[str], timeout_s: float) -> None:
     if done.returncode not in (0, 1):
         said = " ".join(done.stderr.decode(errors="replace").split())[-300:]
         raise CouldNotMeasureError(
-            f"{name} ended with exit code {done.returncode}: {said or 'it said nothing'}",
-            next_step=f"gpubench {arguments[0]} shows more",
+            f"{name} ended with exit code {done.returncode}: {said or 'without output'}",
+            next_step=f"gpubench {arguments[0]} shows the whole error",
         )
 
 
@@ -270,13 +270,13 @@ def run(command: str, *arguments: str, deadline_s: float | None = None, **option
     from gpubench.readers.results.gpubench_json import read_stored
 
     if deadline_s is not None and not 0 < deadline_s < math.inf:
-        raise UsageError(f"deadline_s={deadline_s}", expected="seconds above 0, or None for no end")
+        raise UsageError(f"deadline_s={deadline_s}", expected="seconds above 0, or None for no limit")
     launch = detect_launcher(os.environ)
     if launch is not None and launch.size > 1:
         raise UsageError(
             f"gpubench as a library under {launch.launcher}",
-            expected="one process: it starts ranks of its own",
-            next_step=f"{launch.launcher} with gpubench {command} itself",
+            expected="one process, because it starts its own ranks",
+            next_step=f"start gpubench {command} itself with {launch.launcher}",
         )
     with tempfile.TemporaryDirectory(prefix="gpubench-") as folder:
         path = Path(folder) / "result.json"

@@ -41,7 +41,7 @@ def check_any_gpu(
     """
     if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
         reason = hidden or nodes[0].snapshot.driver.absent or _NONE_FOUND
-        error = no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what, instead)
+        error = no_gpu(f"{reason}, but --expect-gpus is {expected_gpus}", for_what, instead)
         error.blames_node = "CUDA_VISIBLE_DEVICES" not in reason
         raise error
 

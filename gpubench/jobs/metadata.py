@@ -86,7 +86,7 @@ def build_metadata(
             "source": machines.source,
         }
     if matched is not None:
-        note = "asked for" if asked_profile else matched.note
+        note = "requested" if asked_profile else matched.note
         known["profile"] = {
             "name": matched.profile.name,
             "sha256": matched.profile.sha256,

@@ -97,7 +97,7 @@ def _request_for_process(
     host_bytes = _HOST_BYTES if plan.like is None else size_bytes
     if not several and not (plan.host and whole):
         raise CouldNotMeasureError(
-            f"{plural(len(gpus), 'GPU')}: copies need two",
+            f"{plural(len(gpus), 'GPU')}, but copies need two",
             expected="two GPUs, for copies between them",
             reason="--gpus or CUDA_VISIBLE_DEVICES hides the others, or this machine has one",
             next_step="gpubench p2p, which copies between a single GPU and host memory",
@@ -165,7 +165,7 @@ def _pairs_of_ranks(plan: P2pPlan, ranks: int) -> tuple[Pair, ...]:
         if max(one, other) >= ranks:
             raise UsageError(
                 f"--pairs {one}-{other}: there is no rank {max(one, other)}",
-                expected=f"ranks from 0 to {ranks - 1}: under a launcher --pairs counts ranks",
+                expected=f"ranks from 0 to {ranks - 1}, because under a launcher --pairs are ranks",
                 next_step=f"start more of them: mpirun -n {max(one, other) + 1} ...",
             )
     return tuple(permutations(range(ranks), 2)) if plan.pairs is None else plan.pairs
@@ -185,7 +185,7 @@ def check_managed(support: Sequence[ManagedSupport]) -> None:
         raise CouldNotMeasureError(
             support[0].missing_feature,
             expected="a GPU with unified memory",
-            reason="a vGPU without it, or a driver that was built without its kernel module nvidia-uvm",
+            reason="a vGPU without unified memory, or a driver without its kernel module nvidia-uvm",
             next_step="gpubench p2p measures plain memory",
         )
 
@@ -296,9 +296,9 @@ def _nodes_of_samples(machines: Machines, found: RecordedP2p, directory: Path) -
         missing = [gpu.device for gpu in found.gpus if gpu.device not in known]
     if missing:
         raise UsageError(
-            f"--replay {directory}: samples of {', '.join(missing)}, which no node of the recording has",
+            f"--replay {directory}: samples of {', '.join(missing)}, which no node in the recording has",
             expected="nodes and samples of one run",
-            reason="the folder was put together from several recordings",
+            reason="the folder was assembled from several recordings",
         )
     return replace(machines, nodes=[by_host[host] for host in found.hosts], environment=found.environment)
 
@@ -418,7 +418,7 @@ def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
     is measured.
     """
     if plan.memory is MemoryKind.MANAGED:
-        expected = "one process: managed memory belongs to one"
+        expected = "one process, because managed memory belongs to one process"
         refuse_several_ranks(detect_launcher(os.environ), "p2p --memory managed", expected)
     return runner.run(STEPS, plan, arguments)
 

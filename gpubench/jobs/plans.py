@@ -123,15 +123,17 @@ class Targets:
     help_group: ClassVar = MEASURE
 
     gpus: tuple[int, ...] | None = option(
-        "LIST", "Use only these GPUs of each host, as topo numbers them: 0,2-3.", read=parse_gpus, common=True
+        "LIST", "Use only these GPUs of each host, numbered as in gpubench topo: 0,2-3.", read=parse_gpus, common=True
     )
     hosts: Mapping[str, int | None] | None = option(
         "FILE|A,B",
-        "Start one rank per GPU by mpirun on these hosts: a file, or names with commas.",
+        "Start one rank per GPU on these hosts with mpirun: a file, or names with commas.",
         read=_read_hosts,
         common=True,
     )
-    slurm: bool = flag("Start one rank per GPU by srun on all nodes of this allocation.", name="--slurm/--no-slurm")
+    slurm: bool = flag(
+        "Start one rank per GPU with srun, on all nodes of this Slurm allocation.", name="--slurm/--no-slurm"
+    )
     typed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -142,7 +144,7 @@ class Targets:
 
 def _read_folder(text: str) -> Path:
     if not text:
-        raise UsageError("--logs has no name", expected="--logs DIR", reason="a variable that is not set")
+        raise UsageError("--logs is empty", expected="--logs DIR", reason="a variable that is not set")
     return Path(text)
 
 
@@ -158,7 +160,7 @@ class RunPlan(CommandPlan):
     )
     hang_s: float | None = option(
         "TIME",
-        "While the job runs, name the rank that makes others wait this long, e.g. 60s.",
+        "While the job runs, name any rank that makes others wait this long, e.g. 60s.",
         name="--hang",
         read=lambda text: _parse_interval("--hang", text),
         common=True,
@@ -178,13 +180,13 @@ class TopoPlan(MachinePlan):
         group=INPUT,
     )
     causes: bool = flag(
-        "Show, in place of the devices, causes of slow or host-staged paths, cures, and what could not be read.",
+        "Show causes of slow or host-staged paths, cures, and unread facts, instead of the devices.",
         common=True,
         group=OUTPUT,
     )
     software: bool = flag(
-        "Show, in place of the devices, NCCL, MPI, UCX, PyTorch and other libraries: version, place, which program "
-        "loads which.",
+        "Show NCCL, MPI, UCX, PyTorch and other libraries instead of the devices: version, file, and programs that "
+        "load them.",
         common=True,
         group=OUTPUT,
     )
@@ -219,7 +221,7 @@ class Nics:
         if found is None or not int(found[1]) or not float(found[2]):
             raise UsageError(
                 f"--nics {text!r} is not a number of NICs and their rate",
-                expected="NICs of a node, and Gbit/s of each: 8x400, or 4x200e of plain Ethernet",
+                expected="the NICs of a node and the Gbit/s of each: 8x400, or 4x200e for plain Ethernet",
                 next_step="--nics 8x400",
             )
         return cls(int(found[1]), float(found[2]), is_ethernet=bool(found[3]))
@@ -248,20 +250,20 @@ class ReportPlan(CommandPlan):
     name: str = required_argument("FILE", "A result of gpubench or of another benchmark; - for standard input.")
     machine_name: str | None = option(
         "MACHINE",
-        "Machine of a table that does not name it, by its profile: hgx-b200-8, or 'hgx-b200-8*2' for 2 nodes.",
+        "Profile of the machine, if the table does not name it: hgx-b200-8, or 'hgx-b200-8*2' for 2 nodes.",
         name="--machine",
         completed_as="simulate",
         common=True,
     )
     nics: Nics | None = option(
         "NxGBIT",
-        "NICs of each node of the table: 8x400, or 4x200e for plain Ethernet (default: the profile's).",
+        "NICs of each node of the table: 8x400, or 4x200e for plain Ethernet (default: as in the profile).",
         read=Nics.of,
         common=True,
     )
     collective: str | None = option(
         "NAME",
-        "Collective of a table that does not name it, or the one to show if there are several.",
+        "Collective of a table that does not name it, or the collective to show if there are several.",
         read=parse_collective,
         common=True,
     )
@@ -279,11 +281,11 @@ class ComparePlan(CommandPlan):
 
     help_group: ClassVar = INPUT
 
-    first: str | None = argument("BASE", "Old result; with --last, a folder of results (default: results/).")
+    first: str | None = argument("BASE", "Old result, or with --last a folder of results (default: results/).")
     second: str | None = argument("NEW", "New result.")
     more_base: tuple[Path, ...] = option(
         "FILE",
-        "One more run of the old side. Repeatable.",
+        "Another run of the old side. Repeatable.",
         name="--base",
         read=parse_paths,
         several=True,
@@ -292,7 +294,7 @@ class ComparePlan(CommandPlan):
     )
     more_new: tuple[Path, ...] = option(
         "FILE",
-        "One more run of the new side. Repeatable.",
+        "Another run of the new side. Repeatable.",
         name="--new",
         read=parse_paths,
         several=True,
@@ -317,9 +319,9 @@ class ComparePlan(CommandPlan):
         common=True,
         group=JUDGE,
     )
-    other_machine: bool = flag("Compare results of different machines: per GPU, per node, ratios.", common=True)
+    other_machine: bool = flag("Compare results of different machines, per GPU and per node, as ratios.", common=True)
     collective: str | None = option(
-        "NAME", "Collective of files that do not name it: nccl-tests before 2.17.", read=parse_collective
+        "NAME", "Collective of files that do not name it, as nccl-tests before 2.17.", read=parse_collective
     )
 
     @property
@@ -396,7 +398,7 @@ def _parse_job(text: str) -> str:
     if not _JOB.fullmatch(text):
         raise UsageError(
             f"--job {text!r} is not a job",
-            expected="the number of a Slurm job, or at least four digits of a container's id",
+            expected="the number of a Slurm job, or at least four digits of a container id",
             reason="" if text else "the variable is probably not set",
         )
     return text
@@ -424,7 +426,7 @@ class WatchPlan(MachinePlan):
         read=lambda text: TypedSeconds.of("--for", text),
         common=True,
     )
-    until_traffic: bool = flag("Wait for the first traffic; --for counts from then on.", common=True)
+    until_traffic: bool = flag("Wait for the first traffic. --for starts to count then.", common=True)
     hang: bool = flag(
         "Ask NCCL's RAS every 10 s which rank keeps the others of its job waiting. No counters are read.", common=True
     )
@@ -497,7 +499,7 @@ class ScanPlan(CommandPlan):
         "Measure with NCCL between GPUs (default if there are any), or with TCP between CPU buffers.",
         read=_parse_backend,
     )
-    quick: bool = flag("Stop after three rounds, with suspects that are not confirmed.", common=True)
+    quick: bool = flag("Stop after three rounds, without confirming suspects.", common=True)
     leaves: LeafFile | None = option(
         "FILE",
         "Leaf switch of each node: Slurm's topology.conf, the output of ibnetdiscover, or lines of NODE LEAF.",
@@ -509,10 +511,10 @@ class ScanPlan(CommandPlan):
         "DIR", "Write every round to this folder as it ends.", read=Path, common=True, group=OUTPUT
     )
     resume: Path | None = option(
-        "DIR", "Continue the rounds in this folder with the nodes that are left.", read=Path, common=True, group=INPUT
+        "DIR", "Continue the rounds in this folder with the nodes that remain.", read=Path, common=True, group=INPUT
     )
     replay: Path | None = option(
-        "DIR", "Judge the rounds in this folder, measure nothing.", read=Path, common=True, group=SIMULATE
+        "DIR", "Judge the rounds in this folder without measuring.", read=Path, common=True, group=SIMULATE
     )
     hostfile: Path | None = option(
         "FILE",
@@ -555,12 +557,12 @@ class Depth(StrEnum):
 class CheckPlan(MachinePlan):
     """Options of `check`. `gpubench` without a command is a `brief` check."""
 
-    quick: bool = flag("Read facts only, measure nothing.", common=True)
+    quick: bool = flag("Read facts only, without measuring.", common=True)
     full: bool = flag("Measure all collectives and all ways of copying.", common=True)
     kv: bool = flag("Also measure a KV transfer between two processes, if UCX is installed.", common=True)
     profile: str | None = option(
         "NAME|FILE",
-        "Judge by this profile, with its number of GPUs and NICs (host: a machine without GPUs).",
+        "Judge by this profile, including its number of GPUs and NICs. host is for machines without GPUs.",
         completed_as="profile",
         common=True,
         group=JUDGE,
@@ -569,7 +571,7 @@ class CheckPlan(MachinePlan):
     expected_gpus: int | None = expected_gpus()
     targets: Targets = field(default_factory=Targets)
     ranks_per_gpu: int = sharing_ranks()
-    timeout_s: float = step_timeout("reading a driver (20 s at most), or one measurement", default=120.0)
+    timeout_s: float = step_timeout("one measurement, or on reading a driver (at most 20 s)", default=120.0)
     brief: bool = False
 
     @property
@@ -624,22 +626,22 @@ class P2pPlan(MachinePlan):
 
     sizes: tuple[int, ...] | None = option(
         "SIZES",
-        "Copy only these sizes, by copy engines, with peer access off and on: 8:1G or 1K,64K,1M (default: 256M in "
-        "every way, and 16 bytes for the latency).",
+        "Copy only these sizes, by copy engines, with peer access off and on, e.g. 8:1G or 1K,64K,1M (default: 256M "
+        "in all ways, and 16 bytes for the latency).",
         read=parse_sizes,
         common=True,
     )
     pairs: tuple[tuple[int, int], ...] | None = option(
         "I-J",
-        "Copy only from GPU I to GPU J (under mpirun: ranks): 0-1,3-5 (default: all pairs).",
+        "Copy only from GPU I to GPU J (under mpirun, from rank to rank): 0-1,3-5 (default: all pairs).",
         read=parse_pair_option,
         several=True,
         common=True,
     )
     memory: MemoryKind = option(
         "|".join(MemoryKind),
-        "managed: also measure unified memory, prefetched, fetched by page faults, and used in place (64M, or the one "
-        "size of --sizes).",
+        "managed also measures unified memory: prefetched, fetched by page faults, and used in place (64M, or the "
+        "size in --sizes).",
         default=MemoryKind.PLAIN.value,
         read=one_of("--memory", MemoryKind),
         common=True,
@@ -658,7 +660,7 @@ class P2pPlan(MachinePlan):
     check: bool = flag("Verify the data at every destination.", name="--check/--no-check", default=True)
     shows_evidence: bool = flag("Show the evidence for every pair's path.", name="--evidence")
     veto: bool = flag(
-        "Print one line for a shell in place of the table: the environment that avoids peer access where it is broken "
+        "Print one line for a shell instead of the table. It sets variables that avoid peer access if it is broken "
         "or slow.",
         common=True,
         group=OUTPUT,

@@ -85,9 +85,9 @@ def agree_on_defaults(group: Group, defaults: Mapping[str, str]) -> None:
                 UsageError(
                     f"ranks do not agree on {differing}: {', '.join(had)}",
                     expected="the same option on every rank",
-                    reason="a launcher hands variables on to other hosts only where it is told to, and a file of the "
-                    "current folder is read on each host",
-                    next_step=f"give {differing} on the command line",
+                    reason="a launcher passes variables to other hosts only if told to, and each host reads the "
+                    "file in its own current folder",
+                    next_step=f"set {differing} on the command line",
                 )
             )
 
@@ -300,14 +300,14 @@ def _check_launch(launched_by: LaunchedRank, rendezvous: Rendezvous) -> None:
     if launched_by.launcher == TORCHRUN and rendezvous is BY_MPI:
         raise UsageError(
             "this command under torchrun",
-            expected="ranks that MPI started; the collectives alone take torchrun's",
+            expected="ranks started by MPI, because only collectives support torchrun",
             next_step=f"mpirun -n {launched_by.size} gpubench ...; {launched_by.advice_without_launcher}",
         )
     if launched_by.rank >= launched_by.size:
         raise UsageError(
-            f"rank {launched_by.rank} of {launched_by.size}, says {launched_by.launcher}",
+            f"rank {launched_by.rank} of {launched_by.size}, according to {launched_by.launcher}",
             expected=f"a rank from 0 to {launched_by.size - 1}",
-            reason="its variables in the environment were set by hand, or are another job's",
+            reason="its variables in the environment were set by hand, or belong to another job",
         )
 
 
@@ -406,7 +406,7 @@ def _located(broken: BaseException, place: str) -> GpubenchError:
     if isinstance(broken, KeyboardInterrupt):
         return InterruptedRunError(interruption())
     if isinstance(broken, BrokenPipeError):
-        return ReaderGoneError("the reader of the output went away", where=place)
+        return ReaderGoneError("the reader of the output has closed the pipe", where=place)
     if isinstance(broken, OutputError):
         return full_output(broken)
     import traceback
@@ -418,7 +418,7 @@ def _located(broken: BaseException, place: str) -> GpubenchError:
         f"{type(broken).__name__}: {broken}",
         where=place,
         reason=f"raised in {Path(frame.filename).name}, line {frame.lineno}",
-        next_step=f"NCCL_DEBUG=WARN shows what NCCL says, {TRACEBACK_VARIABLE}=1 where gpubench was",
+        next_step=f"NCCL_DEBUG=WARN shows NCCL's warnings, and {TRACEBACK_VARIABLE}=1 the traceback of gpubench",
     )
 
 

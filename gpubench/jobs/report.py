@@ -127,7 +127,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
             raise UsageError(
                 f"{plan.name} has {len(tables)} tables: {shorten([table.kind for table in tables])}",
                 expected="one table for --output, or for a format other than table",
-                reason="several runs were kept in one file",
+                reason="the file contains several runs",
                 next_step=f"gpubench report {plan.name}",
             )
         return _judge_file(plan, tables[0] if len(tables) == 1 else files[0], failures, arguments)
@@ -202,7 +202,7 @@ def _absent_gpus(plan: ReportPlan, present: int) -> list[Finding]:
         return []
     name, _, nodes = str(machine).partition("*")
     part = f"{name.partition('/')[0]}/{present}" + (f"*{nodes}" if nodes else "")
-    command = f"gpubench report {plan.name} --machine {shlex.quote(part)}. It judges them as a part of the machine"
+    command = f"gpubench report {plan.name} --machine {shlex.quote(part)}, which judges them as a part of the machine"
     return judged_rows.absent_gpus(str(machine), present, machine.profile.match.visible, command)
 
 
@@ -242,7 +242,7 @@ def _machine_of_transfers(plan: ReportPlan) -> TransferMachine:
     wiring = Wiring([GpuPlace(node.snapshot.host, 0, gpu.bus_id) for gpu in node.gpus], {0: node})
     pairs = list(permutations(range(len(node.gpus)), 2))
     alike = len({wiring.limit(pair).gb_s for pair in pairs}) == 1 and all(map(wiring.outruns_host, pairs))
-    missing = "" if alike else "only between GPUs that NVLinks join alike does a bandwidth tell"
+    missing = "" if alike else "bandwidths are comparable only between GPUs with the same NVLinks"
     return TransferMachine(nic_gb_s=rate / 8 if rate else None, wiring=wiring, missing=missing)
 
 
@@ -271,8 +271,8 @@ def _what_is_missing(
     models = models if error is None else error.models
     known = match_whole_machine(models[:1], _GPUS_A_NODE) if models else None
     usual, visible = (example, _GPUS_A_NODE) if known is None else (known.profile.name, known.profile.match.visible)
-    missing = ["on how many nodes" if models else "which GPUs, on how many nodes"] if gpus else []
-    missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
+    missing = ["the number of nodes" if models else "the GPUs and the number of nodes"] if gpus else []
+    missing += [f"the collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
     ranks = ranks if error is None else error.likely_ranks
     nodes, rest = divmod(ranks or visible, visible)
     machine = f"{usual}/{rest}" if not nodes else usual if nodes == 1 else f"{usual}*{nodes}"
@@ -281,16 +281,16 @@ def _what_is_missing(
     words += ["--collective", collectives[0]] if len(collectives) > 1 else []
     expected = ["--machine NAME*NODES, with the name of a profile (gpubench profiles list)"] if gpus else []
     expected += ["--collective NAME"] if len(collectives) > 1 else []
-    tells = f"; its rows are those of {plural(ranks, 'rank')}" if ranks else ""
+    tells = f". Its rows are those of {plural(ranks, 'rank')}" if ranks else ""
     return UsageError(
-        f"{plan.name} does not say {' or '.join(missing)}{tells}",
+        f"{plan.name} does not contain {' or '.join(missing)}{tells}",
         expected=" and ".join(expected),
-        reason=f"its lines name {shorten(models)}, and no hosts"
+        reason=f"its lines have {shorten(models)}, but no hosts"
         if gpus and models
-        else "the lines above the rows, which name GPUs and hosts, were cut off or have no GPU model"
+        else "the lines above the rows, with GPUs and hosts, were cut off or have no GPU model"
         if gpus
-        else "neither the command nor the lines of nccl-tests that name it are in the text",
-        next_step=f"{shlex.join(words)}, if that is what ran",
+        else "the text lacks the command, and the lines of nccl-tests that name the collective",
+        next_step=f"{shlex.join(words)}, if this is what ran",
     )
 
 
@@ -311,9 +311,9 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
         names = list(dict.fromkeys(name for name, _, _ in wanted))
         raise UsageError(
             f"{file.name} has {held}" + (f", and none of {plan.collective}" if not wanted and rows else ""),
-            expected="one table: one collective on one number of ranks",
-            reason="several runs were kept in one file",
-            next_step=f"gpubench report {file.name} --collective {names[0]}" if len(names) > 1 else "a file a run",
+            expected="one table, for one collective and one number of ranks",
+            reason="the file contains several runs",
+            next_step=f"gpubench report {file.name} --collective {names[0]}" if len(names) > 1 else "one file per run",
         )
     runs = [run for run in file.runs if run.table == wanted[0]]
     if len({run.machine for run in runs}) > 1:
@@ -321,7 +321,7 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
     name, algorithm = wanted[0][0], (file.circumstances.environment or {}).get(ALGORITHM_VARIABLE, "").upper()
     if name not in SUMMARIES:
         raise UsageError(
-            f"{file.name} is of {name}", expected=f"one of {', '.join(SUMMARIES)}", reason="only nccl-tests has it"
+            f"{file.name} is from {name}", expected=f"one of {', '.join(SUMMARIES)}", reason="only nccl-tests has it"
         )
     return [
         replace(row, algorithm=algorithm) if row.algorithm is None and algorithm in _ALGORITHMS else row
@@ -338,8 +338,8 @@ def _several_runs_error(file: ResultFile, runs: Sequence[RunPlace]) -> UsageErro
     later = [run.line for run in file.runs if run.line > runs[0].line]
     return UsageError(
         f"{file.name} has {len(runs)} runs of {runs[0].table[0]}: {shorten(places)}",
-        expected="one run, or runs of one machine",
-        reason="several runs were kept in one file",
+        expected="one run, or several runs on one machine",
+        reason="the file contains several runs",
         next_step=f"gpubench report <(sed -n '1,{min(later) - 1}p' {shlex.quote(file.name)}) judges the first one",
     )
 
@@ -431,12 +431,12 @@ def _check_machine(plan: ReportPlan, count: int, nodes: int, models: Sequence[st
         return
     needed = -(-count // (profile.match.visible * machine.domain_nodes))  # All nodes of a rack count as one
     raise UsageError(
-        f"{seen}, and --machine {machine} has {plural(machine.nodes, 'node')} of {profile.match.visible} × "
+        f"{seen}, but --machine {machine} has {plural(machine.nodes, 'node')} of {profile.match.visible} × "
         f"{profile.gpu.name}",
-        expected="the machine that the table is of",
-        reason="the file is of another run" if per_node else "the machine has more nodes than the run has ranks",
+        expected="the machine of the table",
+        reason="the file is from another run" if per_node else "the machine has more nodes than the run had ranks",
         next_step=f"gpubench report {plan.name} "
-        + ("without --machine" if per_node else f"--machine {profile.name}*{needed}, if that is what ran"),
+        + ("without --machine" if per_node else f"--machine {profile.name}*{needed}, if this is what ran"),
     )
 
 
@@ -505,6 +505,6 @@ def run(stored: StoredRun, name: str, presentation: Presentation) -> int:
         raise UsageError(
             f"{name} cannot be shown: {type(error).__name__}: {error}",
             expected=EXPECTED,
-            reason="it was edited by hand, or an older gpubench wrote it, which did not write all that is shown",
-            next_step="the same command again, with --output",
+            reason="it was edited by hand, or an older gpubench wrote it without all values",
+            next_step="run the same command again, with --output",
         ) from None

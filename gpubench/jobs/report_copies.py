@@ -46,7 +46,7 @@ from gpubench.simulated.machine import SimulatedMachine, snapshots
 
 T = TypeVar("T")
 
-_NO_FIGURE = "no figure of this pair in the file"
+_NO_FIGURE = "no value of this pair in the file"
 _CUDA_SAMPLE = Method(warmup=0, samples=1, repeats=5)  # The sampling of p2pBandwidthLatencyTest
 
 
@@ -111,12 +111,12 @@ class ReadCopies(Struct, frozen=True):
         hosts = {host for row in rows for host in (row.source_node, row.destination_node)}
         unfit = next((row for row in rows if row.engine not in tuple(Engine) or row.direction is None), None)
         if not rows or unfit is not None or len(hosts) > 1:
-            what = "copies between several hosts" if len(hosts) > 1 else "copies that name no GPU, or no engine"
+            what = "copies between several hosts" if len(hosts) > 1 else "copies without a GPU or without an engine"
             raise UsageError(
                 f"{file.name} has {what}",
                 expected="matrices of nvbandwidth, or rows of gpubench p2p, of one host",
-                reason="osu_bw names ranks alone" if unfit is not None else "",
-                next_step=f"gpubench compare {file.name} other.txt holds it against another such file",
+                reason="osu_bw names only ranks" if unfit is not None else "",
+                next_step=f"gpubench compare {file.name} other.txt compares it with another such file",
             )
         ends = {name for row in rows for name in (row.source, row.destination)} - {HOST}
         names = tuple(sorted(ends, key=lambda name: (len(name), name)))
@@ -149,8 +149,8 @@ class ReadCopies(Struct, frozen=True):
         for is_to_gpu, names in copied.items():
             absent = [name for name in self.names if name not in names]
             if absent:
-                seen = f"copies {'from' if is_to_gpu else 'to'} host memory, of {len(names)} of {len(self.names)}"
-                cause = "the text was cut, or these GPUs took no part"
+                seen = f"copies {'from' if is_to_gpu else 'to'} host memory, for {len(names)} of {len(self.names)}"
+                cause = "the text was cut off, or these GPUs did not take part"
                 cure = Cure.of("nvbandwidth -t host_to_device_memcpy_ce device_to_host_memcpy_ce")
                 yield judged_rows.incomplete(shorten(absent), seen, "copies of every GPU", cause, cure)
 

@@ -51,15 +51,15 @@ def check_node_count(nodes: int) -> None:
     if nodes == 1:
         raise UsageError(
             "scan of one node",
-            expected="three nodes or more: it compares what passes between them",
-            next_step="gpubench check, which looks at one node; --ranks-as-nodes tries a scan on one",
+            expected="three nodes or more, because it compares the links between them",
+            next_step="gpubench check for one node, or --ranks-as-nodes to try a scan on one node",
         )
     if nodes < LEAST_NODES:
         raise UsageError(
             "scan of two nodes",
             expected="three nodes or more",
-            reason="where two measure each other, no third tells which of them is slow",
-            next_step="add a node that is known to be good, or hold gpubench allreduce on the two against its limit",
+            reason="two nodes that measure each other do not show which of them is slow",
+            next_step="add a node that is known to be healthy, or compare gpubench allreduce on the two with its limit",
         )
 
 
@@ -81,7 +81,7 @@ def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[i
     if gpus and 1 < ranks_a_node < gpus[0]:
         raise UsageError(
             f"{plural(ranks_a_node, 'rank')} on nodes of {plural(gpus[0], 'GPU')}",
-            expected="a rank a GPU, or a rank a node",
+            expected="one rank per GPU, or one rank per node",
             reason="the other GPUs would not be measured",
             next_step=f"mpirun --map-by ppr:{gpus[0]}:node, or ppr:1:node",
         )
@@ -110,7 +110,7 @@ def check_backend(asked: str | None, gpus: Sequence[int], hosts: Sequence[str]) 
         raise UsageError(
             f"fewer GPUs than ranks: {named}",
             expected="a GPU for every rank",
-            reason="a rail is a GPU with the NIC that it uses",
+            reason="a rail is a GPU and its NIC",
             next_step="mpirun --map-by ppr:GPUS:node, or --backend host, which measures TCP between CPU buffers",
         )
     return NCCL
@@ -122,8 +122,8 @@ def _check_alike(counts: dict[str, int], what: str, next_step: str) -> None:
     if odd:
         named = shorten([f"{host} {count}" for host, count in odd.items()])
         raise UsageError(
-            f"nodes with {plural(usual, what)}, and others: {named}",
-            expected=f"as many {what}s on every node",
+            f"nodes with {plural(usual, what)}, but others: {named}",
+            expected=f"the same number of {what}s on every node",
             reason="rails are compared with the same rail of other nodes",
             next_step=next_step,
         )
@@ -180,7 +180,7 @@ FILE = "scan.jsonl"
 _PHASES = tuple(phase for phase, rounds in scan.ROUNDS.items() for _ in range(rounds))
 _SCREENING = scan.ROUNDS[scan.ScanPhase.SCREENING]
 _MOST_BYTES = 512 * 2**20
-_WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --rounds DIR", _MOST_BYTES, "rounds/")
+_WANTED = Wanted("a folder from gpubench scan --rounds", "gpubench scan --rounds DIR", _MOST_BYTES, "rounds/")
 
 
 class KeptScan(Struct, frozen=True):
@@ -242,9 +242,9 @@ class RoundsFolder:
             return
         if self._path.exists():
             raise UsageError(
-                f"{self._path} is there already",
+                f"{self._path} already exists",
                 expected="a new or empty folder for --rounds",
-                next_step=f"gpubench scan --resume {self._path.parent}, or name another",
+                next_step=f"gpubench scan --resume {self._path.parent}, or name another folder",
             )
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ class RoundsFolder:
             raise UsageError(
                 f"{self._path} cannot be written: {os.strerror(error.errno or 0)}",
                 expected="a folder that you may write",
-                next_step="name one with --rounds",
+                next_step="name such a folder with --rounds",
             ) from error
 
     def _cut(self) -> None:
@@ -283,7 +283,7 @@ class RoundsFolder:
         return CouldNotMeasureError(
             f"{self._path} cannot be written any more: {os.strerror(error.errno or 0)}",
             expected="room for every round",
-            next_step=f"gpubench scan --replay {self._path.parent if self._path else ''} judges those before",
+            next_step=f"gpubench scan --replay {self._path.parent if self._path else ''} judges the earlier rounds",
         )
 
     def keep(self, _planned: scan.PlannedRound, outcome: scan.RoundOutcome) -> None:
@@ -326,8 +326,9 @@ def check_same(kept: KeptScan, now: scan.StoredFabric, directory: Path) -> KeptS
         if before != here:
             raise UsageError(
                 f"--resume {directory}: its {what} are {_shown(before)}, here {_shown(here)}",
-                expected="the job that was begun, with all its nodes or what is left of them",
-                next_step=f"gpubench scan --replay {directory} judges what is there; --rounds DIR begins anew",
+                expected="the same job, with all its nodes or the remaining ones",
+                next_step=f"gpubench scan --replay {directory} judges the finished rounds, and --rounds DIR starts "
+                "again",
             )
     return kept
 
@@ -342,7 +343,7 @@ def read_rounds(directory: Path) -> KeptScan:
     text = read_text(path, _WANTED)
     lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
     if not lines:
-        raise _WANTED.unfit(f"{path} is cut off in its first line", reason="the job ended as it began")
+        raise _WANTED.unfit(f"{path} is cut off in its first line", reason="the job ended at its start")
     stored = read_json_line(scan.StoredFabric, lines[0], f"{path}, line 1")
     kept = KeptScan(stored, stored.fabric())
     for number, line in enumerate(lines[1:], 2):
@@ -373,8 +374,8 @@ def _check_order(outcomes: Sequence[scan.RoundOutcome], path: Path) -> None:
     if numbers != list(range(1, len(numbers) + 1)) or phases != list(_PHASES[: len(phases)]):
         raise UsageError(
             f"{path} has rounds {', '.join(map(str, numbers[:12]))}",
-            expected="every round once, in order: three of screening, three of suspects, five of confirmation",
-            reason="two scans wrote to one folder, or it was edited by hand",
+            expected="every round once, in this order: three of screening, three of suspects, five of confirmation",
+            reason="two scans wrote to one folder, or the file was edited by hand",
         )
 
 
@@ -443,11 +444,11 @@ def numbers_of_kept(kept: KeptScan, hosts: Sequence[str], directory: Path) -> di
     strangers = [host for host in hosts if host not in then]
     if strangers or not kept.outcomes:
         raise UsageError(
-            f"--resume {directory}: {shorten(strangers)} took no part in it"
+            f"--resume {directory}: {shorten(strangers)} did not take part in it"
             if strangers
-            else f"--resume {directory}: it finished no round",
-            expected="the nodes that are left of the scan that was begun",
-            next_step=f"gpubench scan --replay {directory} judges what is there; --rounds DIR begins anew",
+            else f"--resume {directory}: it has no finished round",
+            expected="the remaining nodes of the same scan",
+            next_step=f"gpubench scan --replay {directory} judges the finished rounds, and --rounds DIR starts again",
         )
     return {number: then[host] for number, host in enumerate(hosts)}
 

@@ -54,7 +54,7 @@ def run(plan: RunPlan, arguments: Sequence[str]) -> int:
     if plan.presentation.show_progress:
         _note(f"the logs of this job go to {logs.folder}")
     if os.environ.get(DEBUG) not in (None, "", logs.variables[DEBUG]):
-        _note(f"NCCL_DEBUG={os.environ[DEBUG]} logs no connections, so this job has NCCL_DEBUG=INFO")
+        _note(f"NCCL_DEBUG={os.environ[DEBUG]} logs no connections, so this job uses NCCL_DEBUG=INFO")
     try:
         code, was_stopped = _run_job(plan, program, logs)
     finally:
@@ -82,9 +82,9 @@ def _find_program(job: Sequence[str]) -> str:
     variable, equals, _ = name.partition("=")
     words = ["gpubench", NAME, "--"]
     if equals and variable.isidentifier():
-        reason, words = "a variable stands before gpubench, not after it", [name, *words, *rest]
+        reason, words = "a variable must come before gpubench, not after it", [name, *words, *rest]
     elif " " in name.strip():
-        reason, words = "the whole command is quoted as one word", [*words, *name.split(), *rest]
+        reason, words = "the whole command is quoted as a single word", [*words, *name.split(), *rest]
     elif Path(name).is_file():
         reason = "the file is not executable" if "/" in name else "the file is not on PATH"
         call = ["python", name] if name.endswith(".py") else ["sh", name]
@@ -92,8 +92,8 @@ def _find_program(job: Sequence[str]) -> str:
     else:
         reason, words = "the name is mistyped, or an environment or module is not loaded", ["command", "-v", name]
     raise UsageError(
-        f"{name} is no program that can be started",
-        expected="the job as it is started without gpubench: gpubench run -- torchrun --nproc-per-node 8 train.py",
+        f"{name} is not a program that can be started",
+        expected="the job as you start it without gpubench: gpubench run -- torchrun --nproc-per-node 8 train.py",
         reason=reason,
         next_step=" ".join(words),
     )
@@ -114,7 +114,7 @@ def _refuse_under_launcher(job: Sequence[str]) -> None:
     if launch is not None and launch.size > 1:
         raise UsageError(
             f"gpubench {NAME} as one of {launch.size} processes of {launch.launcher}",
-            expected="one gpubench run, before the launcher, whose variables then reach all ranks",
+            expected="one gpubench run before the launcher, so that its variables reach all ranks",
             next_step=f"gpubench {NAME} -- LAUNCHER ... {job[0]} ...",
         )
 
@@ -147,7 +147,7 @@ def _run_job(plan: RunPlan, program: str, logs: JobLogs) -> tuple[int, bool]:
     if watcher is not None:
         watcher.end(code)
     if code:
-        _note(f"the job ended with exit code {code}; what explain finds follows")
+        _note(f"the job ended with exit code {code}. The findings of explain follow")
     return code, job.was_signalled
 
 
@@ -207,7 +207,7 @@ def _failure(code: int) -> Finding:
         subject="the job",
         seen=f"exit code {code}",
         expected="exit code 0",
-        cause="the program or its launcher failed, which the logs of its libraries need not show",
+        cause="the program or its launcher failed, which may not be visible in library logs",
         cure=Cure(comment="The last lines that the job printed show more."),
     )
 
@@ -229,13 +229,13 @@ def _without_logs(job: Sequence[str], logs: JobLogs, ending: Finding | None) -> 
     reason, next_step = _way_to_processes(job, logs)
     seconds, expected = time.time() - logs.started, f"a log of every process that uses NCCL or UCX, in {logs.folder}"
     if ending is None:
-        seen = f"processes of the job ran for {seconds:.0f} s, and no log appeared"
+        seen = f"processes of the job ran for {seconds:.0f} s, but no log appeared"
         cure = Cure.of(
             next_step, comment="It sets the variables where the processes start. Hosts must share the folder."
         )
         return Finding("no-logs", Verdict.ERROR, "the job", seen, expected, reason, cure)
-    seen = f"{ending.seen} after {seconds:.0f} s, and no log appeared"
-    cause = f"it ended before NCCL started, and its own messages stand above; otherwise {reason}"
+    seen = f"{ending.seen} after {seconds:.0f} s, but no log appeared"
+    cause = f"it ended before NCCL started (see its messages above), or {reason}"
     return replace(ending, severity=Verdict.ERROR, seen=seen, expected=expected, cause=cause)
 
 
@@ -243,7 +243,7 @@ _CONTAINER = "--env-file {file} -v {folder}:{folder} ..."
 _WAYS = {
     "docker": ("a container has its own environment and folders", f"docker run {_CONTAINER}"),
     "podman": ("a container has its own environment and folders", f"podman run {_CONTAINER}"),
-    "srun": ("SLURM_EXPORT_ENV or --export keeps variables away", "gpubench run -- srun --export=ALL ..."),
+    "srun": ("SLURM_EXPORT_ENV or --export removes variables", "gpubench run -- srun --export=ALL ..."),
     "sudo": ("sudo clears the environment", f"sudo --preserve-env={DEBUG},{DEBUG_SUBSYSTEMS},{DEBUG_FILE} ..."),
     "ssh": ("ssh passes no variables on", 'ssh HOST "env $(xargs < {file}) COMMAND"'),
     "ray": ("Ray's workers have the environment of `ray start`", "set -a; . {file}; set +a; ray start ..."),

@@ -96,7 +96,7 @@ MPI_Finalize. MPI_Finalize works there even if a rank has died.
 """
 
 _SECRET_BYTES = 32
-_NOT_HERE = "it is not in the job that goes on"
+_NOT_HERE = "it is not in the resumed job"
 
 
 class ScanMembers(Struct, frozen=True):
@@ -224,7 +224,8 @@ def _scan(
         supervisor.close()
     if coordinator.gone:
         say(
-            "gpubench: a node is gone: mpirun or srun may wait for it. The report is whole; end the job if they do.",
+            "gpubench: a node is gone, so mpirun or srun may wait for it. The report is complete. If they do, end "
+            "the job.",
             to=sys.stderr,
         )
     return not coordinator.gone, code
@@ -347,7 +348,7 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
         return run_ranks(plan, arguments, launch)
     raise UsageError(
         "scan without ranks",
-        expected="a job with a rank a node, or a rank a GPU: nodes are scanned by measuring each other",
+        expected="a job with one rank per node or per GPU, because the nodes measure each other",
         next_step=f"{_launch(os.environ)}, or gpubench scan --simulate 'hgx-h100-8*64'",
     )
 
@@ -370,7 +371,7 @@ def _launch(environment: Mapping[str, str]) -> str:
     """Return the command that starts one rank per node. In a Slurm allocation it uses srun, otherwise mpirun."""
     if environment.get("SLURM_JOB_ID"):
         return "srun --mpi=pmix --ntasks-per-node=1 gpubench scan"
-    return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"
+    return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with one host per line in the file hosts"
 
 
 def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[str]) -> int:

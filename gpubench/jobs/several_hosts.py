@@ -53,7 +53,7 @@ def run_there(plan: Any, targets: Targets, arguments: Sequence[str]) -> int:
     launcher.
     """
     option = "--slurm" if targets.slurm else "--hosts"
-    refuse_several_ranks(detect_launcher(os.environ), option, "one process, which starts the ranks")
+    refuse_several_ranks(detect_launcher(os.environ), option, "one process that starts the ranks")
     start = _start_of(plan, targets)
     for host, silence in start.silent.items():
         say(f"gpubench: {host}: {silence.seen}", to=sys.stderr)
@@ -149,20 +149,20 @@ def _add_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str
 
 
 def _report_in(stdout: str) -> StoredRun | None:
-    """Parse the report of the first rank, or return None if there is none. Launchers may print text before and
+    """Parse the report from the first rank, or return None if there is none. Launchers may print text before and
     after it.
     """
     lines = [line for line in stdout.splitlines() if line.startswith(_JSON_LINE)]
     start = stdout.find('{\n  "schema_version"')
     if lines:
-        return parse_stored("\n".join([*lines, ""]), "the report of the first rank")
+        return parse_stored("\n".join([*lines, ""]), "the report from the first rank")
     if start < 0:
         return None
     try:
         _, end = JSONDecoder().raw_decode(stdout, start)
     except JSONDecodeError:
         return None
-    return parse_stored(stdout[start:end], "the report of the first rank")
+    return parse_stored(stdout[start:end], "the report from the first rank")
 
 
 def _findings_of_job(hosts: Sequence[str], job: EndedJob, *, by_slurm: bool) -> Iterator[Finding]:
@@ -174,20 +174,20 @@ def _findings_of_job(hosts: Sequence[str], job: EndedJob, *, by_slurm: bool) -> 
         if not line.startswith(_JSON_LINE):
             say(line, to=sys.stderr)
     ended = f"the launcher ended with exit code {job.exit_code} and no report"
-    above = "what the launcher and the ranks printed stands above"
+    above = "see the output of the launcher and the ranks above"
     if job.exit_code == WRONG_USAGE:
-        raise UsageError(f"the ranks refuse what they are asked for: {ended}", reason=above)
+        raise UsageError(f"the ranks refuse the options: {ended}", reason=above)
     error = next((line for line in job.stderr if line.startswith(_OWN_ERROR)), None)
     if error is not None:  # A rank started and failed
         failed = Silence(error.removeprefix(_OWN_ERROR), above, "")
-        yield from _findings_of(dict.fromkeys(hosts, failed), "a report of the first rank")
+        yield from _findings_of(dict.fromkeys(hosts, failed), "a report from the first rank")
         return
     cause = "a host is down, its name is not known here, or ssh to it asks for a password"
     named = find_named_hosts(hosts, [*job.stderr, *printed])
     look = "scontrol show node {host}" if by_slurm else "ssh {host} true"
     silent = {host: Silence(said, cause, look.format(host=host)) for host, said in named.items()}
     everywhere = {host: Silence(ended, above, look.format(host=host)) for host in hosts}
-    yield from _findings_of(silent or everywhere, "ranks that start on every host, and a report of the first")
+    yield from _findings_of(silent or everywhere, "ranks that start on every host, and a report from the first rank")
 
 
 def _findings_of(silent: Mapping[str, Silence], expected: str) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ class Recording:
 
     help_group: ClassVar = SIMULATE
 
-    replay: Path | None = option("DIR", "Show what --record wrote to this folder.", read=Path)
+    replay: Path | None = option("DIR", "Show the recording that --record wrote to this folder.", read=Path)
     record: Path | None = option("DIR", "Also write all facts and raw samples to this folder.", read=Path)
 
 
@@ -110,7 +110,9 @@ class Simulation(Struct, frozen=True):
         """Return the simulation with only these GPUs of each node. Raises UsageError if a node does not have them."""
         renumbering = next((fault for fault in self.faults if fault.index is not None and fault.get("missing")), None)
         if renumbering is not None:
-            raise UsageError(f"--gpus with --fault {renumbering}", expected="one of them: both take out GPUs")
+            raise UsageError(
+                f"--gpus with --fault {renumbering}", expected="only one of them, because both remove GPUs"
+            )
         check_gpus(gpus, range(self.machine.profile.match.visible), self.text)
         return replace(self, machine=replace(self.machine, gpus=tuple(gpus)))
 
@@ -125,8 +127,8 @@ class Simulation(Struct, frozen=True):
         if asked is not None:
             raise UsageError(
                 f"--fault {asked} with {command}",
-                expected="a fault that changes what it shows",
-                reason="NCCL's variables change nothing in this simulation; it would pass as healthy",
+                expected="a fault that changes its result",
+                reason="NCCL variables change nothing in this simulation, so it would pass as healthy",
                 next_step=f"gpubench check --simulate {shlex.quote(self.text)} --fault {shlex.quote(asked)}",
             )
         hardware = tuple(fault for fault in self.faults if not fault.variables)
@@ -207,7 +209,7 @@ class SimulationOptions:
             if faults:
                 raise UsageError(
                     f"--fault {faults[0]} without --simulate",
-                    expected="--simulate with --fault: only a simulated machine can be broken",
+                    expected="--simulate together with --fault, because only a simulated machine can be broken",
                     next_step=f"--simulate hgx-h200-4 --fault {faults[0]}",
                 )
             return None
@@ -236,12 +238,12 @@ class SimulationOptions:
             seen, reason = f"--fault {self.fault[0]} with {name}", "the cures of faults are commands for NVIDIA GPUs"
         elif command in _ONLY_NVIDIA:
             seen = f"gpubench {command} {name}".replace("  ", " ")
-            reason = "gpubench has never run on AMD GPUs, and this command uses CUDA and NVML"
+            reason = "this command uses CUDA and NVML, and gpubench has never run on AMD GPUs"
         else:
             return
         raise UsageError(
             seen,
-            expected="a machine with NVIDIA GPUs; topo and the collectives also simulate healthy AMD machines",
+            expected="a machine with NVIDIA GPUs (topo and the collectives also simulate healthy AMD machines)",
             reason=reason,
             next_step=f"gpubench topo {name}, or gpubench report --help to judge a table of rccl-tests",
         )
@@ -387,7 +389,9 @@ def note_ignored_variables(source: Source, presenter: "Presenter") -> None:
 def refuse_under_launcher(command: str, source: Source, launch: LaunchedRank | None) -> None:
     """Raise UsageError if a launcher started several ranks to show a simulated or recorded machine."""
     if source.text is not None:
-        refuse_several_ranks(launch, f"{command} {source.text.split()[0]}", "one process: nothing is measured here")
+        refuse_several_ranks(
+            launch, f"{command} {source.text.split()[0]}", "one process, because nothing is measured here"
+        )
 
 
 def first_node(simulation: Simulation, machines: "Machines", command: str) -> "Machines":
@@ -401,7 +405,7 @@ def first_node(simulation: Simulation, machines: "Machines", command: str) -> "M
     if elsewhere is not None:
         raise UsageError(
             f"--fault {elsewhere} is on a node that {command} does not measure",
-            expected=f"node0: {command} measures the GPUs of one host",
+            expected=f"node0, because {command} measures the GPUs of one host",
             next_step=f"gpubench check {simulation.source}",
         )
     check_drivers([machines.nodes[0].snapshot], command, simulation.source)

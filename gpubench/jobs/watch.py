@@ -261,21 +261,21 @@ def _recorded_readers(directory: Path) -> list[RecordedTraffic]:
     by_host: dict[str, list[NodeReading]] = {}
     next_step = f"gpubench watch --for 10s --record {directory}-again"
     lines = recorded.read_samples(directory, SAMPLES, NAME)
-    with add_advice(reason="the recording was edited by hand, or is of a newer gpubench", next_step=next_step):
+    with add_advice(reason="the recording was edited by hand, or it comes from a newer gpubench", next_step=next_step):
         for line, where in lines:
             reading = read_json_line(NodeReading, line, where)
             earlier = by_host.setdefault(reading.host, [])
             if earlier and reading.seconds <= earlier[-1].seconds:
                 raise UsageError(
                     f"{where}: {reading.host} at {reading.seconds:g} s, after {earlier[-1].seconds:g} s",
-                    expected="the readings of a node in the order of time",
+                    expected="the readings of a node in chronological order",
                 )
             earlier.append(reading)
     if not by_host:
         raise UsageError(
-            f"--replay {directory} holds no readings",
-            expected=f"lines in {SAMPLES}, one a node and interval",
-            reason="the watch ended before its first interval did",
+            f"--replay {directory} has no readings",
+            expected=f"lines in {SAMPLES}, one per node and interval",
+            reason="the watch ended before its first interval",
             next_step=next_step,
         )
     return [RecordedTraffic(each) for each in by_host.values()]

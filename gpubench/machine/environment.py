@@ -151,13 +151,13 @@ def read_library(library: Any) -> MpiFacts:
     unknown: dict[str, str] = {}
     aware = _cuda_aware(library)
     if aware is None:
-        unknown["cuda_aware"] = "the library has no function that tells"
+        unknown["cuda_aware"] = "the library has no function that reports it"
     built = cuda_built(library)
     pml = _component(library, "mca_pml_base_selected_component", b"pml")
     accelerator = _component(library, "opal_accelerator_base_selected_component", b"accelerator")
     for name, value in (("cuda_built", built), ("pml", pml), ("accelerator", accelerator)):
         if value is None:
-            unknown[name] = "the library exports no variable of Open MPI's that tells"
+            unknown[name] = "the library exports no Open MPI variable that reports it"
     return MpiFacts(
         version=_version(library),
         cuda_built=built,

@@ -44,7 +44,7 @@ _SELDOM = 20
 else together.
 """
 
-_C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
+_C2C = "it reaches host memory over NVLink-C2C, which these counters do not count"
 
 _THROUGHPUTS = {"pcie_sent": 0, "pcie_received": 1}  # Counter numbers in nvmlPcieUtilCounter_t
 
@@ -120,7 +120,7 @@ class _WatchedGpu:
         """Read the PCIe counters again, `seconds` after the first time, and compute rates."""
         counts = read_link_counters(self._queries, PCIE_COUNTERS)
         if seconds > _MOST_WINDOW_SECONDS:
-            self._why_no_window = f"its counters of 32 bits were read {seconds * 1000:.0f} ms apart, and may go around"
+            self._why_no_window = f"its 32-bit counters were read {seconds * 1000:.0f} ms apart and may have overflowed"
             return
         self._rates |= {
             name: (count - self._window[name]) % _COUNTS_TO / BYTES_PER_GB / seconds for name, count in counts.items()
@@ -239,7 +239,7 @@ class _GpmSamples:
             return {}
         self._taken += 1
         if not found.keys() >= _GPM_RATES.keys():
-            self.why = "the driver gives no average for it"
+            self.why = "the driver reports no average for it"
         return found
 
     def _averages(self, metrics: Mapping[str, int]) -> dict[str, float]:
@@ -252,7 +252,7 @@ class _GpmSamples:
         return {name: item.value for name, item in values if item.nvmlReturn == 0 and not math.isnan(item.value)}
 
 
-NO_DRIVER = "NVML does not start: there is no driver, or it does not answer"
+NO_DRIVER = "NVML does not start, because there is no driver or it does not answer"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -126,7 +126,7 @@ _BANDWIDTH_MODES = ("full", "off", "min", "half", "3quarter")
 value.
 """
 
-_UNKNOWN_TO_PYNVML = "this nvidia-ml-py does not know of it"
+_UNKNOWN_TO_PYNVML = "this nvidia-ml-py does not support it"
 
 
 def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.DriverSettings:
@@ -135,7 +135,7 @@ def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.Drive
     mode = _read_setting(library, "nvmlSystemGetNvlinkBwMode", "nvlink_bandwidth_mode", unknown)
     mode_name = enum_name(_BANDWIDTH_MODES, mode)
     if mode is not None and mode_name is None:
-        unknown["nvlink_bandwidth_mode"] = f"NVML answers {mode}, which nvml.h does not name"
+        unknown["nvlink_bandwidth_mode"] = f"NVML returns {mode}, which nvml.h does not define"
     return snapshot.DriverSettings(
         confidential_computing=_confidential_computing(library, unknown),
         nvlink_bandwidth_mode=mode_name,

@@ -327,9 +327,9 @@ def cost_of_turns(ranks_per_gpu: int) -> str:
     nearest = min(_TURNS_MS, key=lambda ranks: abs(ranks - ranks_per_gpu))
     least = "at least " if ranks_per_gpu > max(_TURNS_MS) else ""
     return (
-        f"no MPS server runs, so the {ranks_per_gpu} ranks of a GPU take turns: an operation of any size takes "
-        f"{least}about {_TURNS_MS[nearest]:g} ms (as on an H100 with {nearest} ranks). "
-        "Try: nvidia-cuda-mps-control -d, which lets them run at the same time"
+        f"no MPS server runs, so the {ranks_per_gpu} ranks of a GPU take turns. An operation of any size takes "
+        f"{least}about {_TURNS_MS[nearest]:g} ms (as on an H100 with {nearest} ranks). Try: nvidia-cuda-mps-control "
+        "-d, which lets them run at the same time"
     )
 
 

@@ -75,7 +75,7 @@ def _read_port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
     state = _port_word(unknown.text("physical_state", folder / "phys_state"))
     layer = unknown.text("link_layer", folder / "link_layer")
     if device_file is None:
-        unknown.reasons["device_file"] = "no verbs device of the kernel belongs to it: ib_uverbs may not be loaded"
+        unknown.reasons["device_file"] = "the kernel has no verbs device for it (ib_uverbs may not be loaded)"
     return RdmaPort(
         nic=printable(nic),
         physical_state=None if state is None else printable(state),
@@ -106,7 +106,7 @@ def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
     """Return the used entries among the first 16 of the GID table. Reading the type of an unused entry fails."""
     kinds = folder / "gid_attrs/types"
     if not exists(kinds):
-        unknown.reasons["gids"] = "gid_attrs/types is not there"
+        unknown.reasons["gids"] = "gid_attrs/types does not exist"
         return None
     found = []
     for index in range(_MOST_GIDS):
@@ -336,10 +336,10 @@ def _read_words(name: str, path: Path, unknown: UnknownFields) -> int | None:
     """Read a counter of 4-byte words and return it in bytes."""
     words = parse_number(unknown.text(name, path))
     if words is None:
-        unknown.reasons.setdefault(name, f"{path.name} holds no number")
+        unknown.reasons.setdefault(name, f"{path.name} does not contain a number")
         return None
     if words == _FULL_32:
-        unknown.reasons[name] = "the counter has 32 bits, and is full"
+        unknown.reasons[name] = "the counter has 32 bits and has reached its maximum"
         return None
     return words * _WORD_BYTES
 

@@ -160,7 +160,7 @@ def _width(path: Path) -> int | None:
 
 
 ACCESS_CONTROL, ADDRESS_TRANSLATION = "access_control", "address_translation"
-NEEDS_ROOT = "needs root: others read only the first 64 bytes of the configuration space"
+NEEDS_ROOT = "needs root, because other users can read only the first 64 bytes of the configuration space"
 
 _READABLE_BY_ALL = 64  # Bytes of the configuration space that users other than root may read
 _EXTENDED = 0x100
@@ -222,7 +222,7 @@ def _find_capability(file: int, identity: int) -> int | None:
         has_more = _read_word(file, _READABLE_BY_ALL) is not None
         raise _UnreadableError("this machine shows no extended configuration space" if has_more else NEEDS_ROOT)
     if first == _ALL_ONES:
-        raise _UnreadableError("the device answers only ones, as one that is gone does")
+        raise _UnreadableError("the device returns only ones, as if it were gone")
     offset, seen = _EXTENDED, set[int]()
     while _EXTENDED <= offset < _END and offset not in seen:
         seen.add(offset)
@@ -236,7 +236,7 @@ def _find_capability(file: int, identity: int) -> int | None:
 def _require_word(file: int, offset: int) -> int:
     value = _read_word(file, offset)
     if value is None:
-        raise _UnreadableError("config: it ends in the middle of the list of capabilities")
+        raise _UnreadableError("config ends in the middle of the list of capabilities")
     return value
 
 
@@ -327,10 +327,10 @@ def _read_device(
     if kind is snapshot.PciKind.GPU:
         bar1, most, minor = _bar1(folder, unknown), _bar1_most(folder, unknown), minors.get(name)
         if minor is None:
-            unknown.reasons["minor"] = "the driver's page of this GPU in /proc does not tell it"
+            unknown.reasons["minor"] = "the driver's /proc file of this GPU does not have it"
     vendor, model = read_number(folder / "vendor"), read_number(folder / "device")
     if vendor is None or model is None:
-        unknown.reasons["identity"] = "vendor and device hold no numbers"
+        unknown.reasons["identity"] = "vendor and device are not numbers"
     is_bridge = kind not in (snapshot.PciKind.GPU, snapshot.PciKind.NIC)
     return snapshot.PciDevice(
         bus_id=name,
@@ -357,7 +357,7 @@ def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
         unknown.reasons["iommu_group"] = f"iommu_group: {error.strerror}"
         return None
     if not _NUMBER.fullmatch(name):
-        unknown.reasons["iommu_group"] = "iommu_group leads to no number"
+        unknown.reasons["iommu_group"] = "iommu_group does not point to a number"
         return None
     return int(name)
 
@@ -368,7 +368,7 @@ def _bar1(folder: Path, unknown: UnknownFields) -> int | None:
     match = _ADDRESSES.fullmatch(lines[_BAR1].strip()) if len(lines) > _BAR1 else None
     first, last = (int(match[1], 16), int(match[2], 16)) if match else (0, 0)
     if last <= first:
-        unknown.reasons.setdefault("bar1_bytes", "resource gives BAR 1 no addresses")
+        unknown.reasons.setdefault("bar1_bytes", "resource has no addresses for BAR 1")
         return None
     return last - first + 1
 
@@ -383,6 +383,6 @@ def _bar1_most(folder: Path, unknown: UnknownFields) -> int | None:
         return None
     sizes = int(text, 16) if _SIZES.fullmatch(text) else 0
     if not 0 < sizes.bit_length() <= _WIDEST_BAR - _MIB.bit_length():
-        unknown.reasons["bar1_most_bytes"] = "resource1_resize names no size"
+        unknown.reasons["bar1_most_bytes"] = "resource1_resize has no size"
         return None
     return _MIB << sizes.bit_length() - 1

@@ -232,7 +232,7 @@ def _driver_settings(
     kernel: DriverSettings, nvml: NvmlFacts | None, failures: Sequence[ProbeFailure]
 ) -> DriverSettings:
     settings = nvml.settings if nvml is not None else DriverSettings()
-    reason = next((failure.error for failure in failures if failure.stage == "nvml"), "NVML was not asked")
+    reason = next((failure.error for failure in failures if failure.stage == "nvml"), "NVML was not read")
     if nvml is not None:
         reason = nvml.driver.absent or reason
     values = {name: getattr(settings, name) for name in NVML_ALONE}
@@ -277,7 +277,7 @@ def _add_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
         return replace(gpu, unknown={**gpu.unknown, "cuda_index": unseen}) if unseen and not gpu.lost else gpu
     gpu = replace(gpu, cuda_index=found.index, cuda_features=found.features)
     if gpu.mig:
-        return replace(gpu, unknown={**gpu.unknown, "multiprocessors": "under MIG CUDA counts those of an instance"})
+        return replace(gpu, unknown={**gpu.unknown, "multiprocessors": "under MIG, CUDA counts the SMs of an instance"})
     return replace(gpu, multiprocessors=found.multiprocessors)
 
 
@@ -320,9 +320,9 @@ def _merge_pairs(
         if unseen and not is_shown:
             reason = unseen
         elif cuda is None:
-            reason = next((failure.error for failure in failures if failure.stage == "cuda"), "CUDA was not asked")
+            reason = next((failure.error for failure in failures if failure.stage == "cuda"), "CUDA was not read")
         elif cuda.absent is None and (source.mig or destination.mig):
-            reason = "under MIG CUDA shows one instance"
+            reason = "under MIG, CUDA shows one instance"
         else:
             reason = cuda.absent or "CUDA does not list it"
         yield replace(pair, unknown={**pair.unknown, "cuda": reason})
@@ -355,7 +355,7 @@ def watch_errors(
     """Read the error counters again from the kernel and NVML, and return `before` with the increases since then."""
     commands = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
     results = run_stages(commands, _whole_gpu_environment(environment), timeout_s)
-    after = _merge_results({CUDA: StageResult(error="not asked"), **results})
+    after = _merge_results({CUDA: StageResult(error="not read"), **results})
     if any(failure.stage in COUNTING for failure in after.failures):
         return before
     return replace(before, errors_grown=growth(error_counts(before), error_counts(after)))

@@ -51,7 +51,7 @@ _MODE_BITS = 0xFF
 _MOST_NODES = 4096
 _BITS_PER_WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
 _FILTERED = 2
-_NOT_TRIED = "not tried: a seccomp filter is in force, and whose is not known"
+_NOT_TRIED = "not tried, because an unknown seccomp filter is active"
 
 
 def may_call(seccomp: int | None, hints: Iterable[str]) -> bool:
@@ -85,7 +85,7 @@ def memory_policy(unknown: host.UnknownFields, *, allowed: bool) -> str | None:
     """Return the NUMA memory policy of this process: 'default', or for example 'bind 0-1' (set by numactl)."""
     number = _GET_MEMPOLICY.get(platform.machine())
     if not allowed or number is None:
-        unknown.reasons["memory_policy"] = _NOT_TRIED if number else f"not asked on {platform.machine()}"
+        unknown.reasons["memory_policy"] = _NOT_TRIED if number else f"not read on {platform.machine()}"
         return None
     mode, words = ctypes.c_int(), (ctypes.c_ulong * (_MOST_NODES // _BITS_PER_WORD))()
     library = ctypes.CDLL(None, use_errno=True)
@@ -167,7 +167,7 @@ def _descendants(element: Element) -> Iterator[Element]:
 
 
 SECONDS_TO_ANSWER = 2.0
-NO_ANSWER = f"no answer within {SECONDS_TO_ANSWER:g} s: a file system does not respond"
+NO_ANSWER = f"no answer within {SECONDS_TO_ANSWER:g} s, because a file system does not respond"
 
 
 def _read_user_files(
@@ -180,7 +180,7 @@ def _read_user_files(
     loadable = find_libraries(wanted_libraries(settings), loaded, search_path, root)
     if not has_loader_folders(root):
         loadable = {name: path for name, path in loadable.items() if path is not None}
-        unknown["loadable"] = "no folder of the dynamic loader's can be seen"
+        unknown["loadable"] = "no folder of the dynamic loader is visible"
     topology_file = read_topology_file(settings, root)
     return {"nccl_files": nccl_files, "topology_file": topology_file, "loadable": loadable}, unknown
 

@@ -28,7 +28,7 @@ _EXPECTED = "a file that --record wrote"
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 _REASON, _ADVICE = (
-    "the recording was edited by hand, cut off, or is of a newer gpubench",
+    "the recording was edited by hand, is cut off, or comes from a newer gpubench",
     "record it again: --record DIR",
 )
 """Likely reason and advice for errors in a recording, if there is nothing more specific."""
@@ -41,7 +41,7 @@ def check_recordable(directory: Path) -> None:
     nodes = directory / _NODES
     if any(nodes.glob("*.json")):
         raise UsageError(
-            f"--record {directory} holds a recording already",
+            f"--record {directory} already has a recording",
             expected="a new or empty folder",
             next_step=f"rm -r {directory}, or name another",
         )
@@ -113,12 +113,12 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
     paths = sorted(_node_files(directory), key=_natural_order)
     if not paths:
         raise UsageError(
-            f"--replay {directory} holds no recording",
-            expected=f"a folder that --record wrote, with {_NODES}/HOST.json in it",
-            reason="it is another folder, or only a part of one was copied"
+            f"--replay {directory} has no recording",
+            expected=f"a folder from --record that contains {_NODES}/HOST.json",
+            reason="it is a different folder, or only part of it was copied"
             if directory.exists()
-            else "there is no such folder: it is mistyped, or relative to another directory",
-            next_step=f"the same on the machine in question, with --record {directory}",
+            else "there is no such folder, because it is mistyped or relative to another directory",
+            next_step=f"run the command on the machine in question, with --record {directory}",
         )
     snapshots = list(_read_nodes(paths, directory))
     ranks = []
@@ -133,7 +133,7 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
         raise UsageError(
             f"--replay {directory} has no host {host}",
             expected=f"one of {', '.join(snapshot.host for snapshot in snapshots[:8])}",
-            reason="under a launcher every host replays the node of its own name",
+            reason="under a launcher every host replays the node with its own name",
             next_step=f"gpubench topo --replay {directory} without mpirun shows them all",
         )
     return matching, [rank for rank in ranks if rank.host == host]
@@ -186,7 +186,7 @@ def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, st
     path = directory / name
     if not path.exists():
         raise UsageError(
-            f"--replay {directory} holds no samples of {command}",
+            f"--replay {directory} has no samples of {command}",
             expected=f"{name}, which gpubench {command} --record writes",
             reason="another command recorded it",
             next_step=f"gpubench {command} --record {directory}-{command} on the machine in question",
@@ -216,9 +216,9 @@ def _lines(path: Path, most_bytes: int, most_lines: int) -> Iterator[tuple[str, 
 
 def _too_much(seen: str) -> UsageError:
     return UsageError(
-        f"{seen}, the most that is read",
+        f"{seen}, which is the limit",
         expected=_EXPECTED,
-        reason="it is no recording, or of more machines than one run has",
+        reason="it is not a recording, or it has more machines than a single run",
     )
 
 

@@ -144,7 +144,7 @@ def _wsl(root: Path, unknown: host.UnknownFields) -> bool | None:
         return True
     release = _RELEASE.match(unknown.text("wsl", root / "proc/version") or "")
     if release is None:
-        unknown.reasons.setdefault("wsl", "version names no release")
+        unknown.reasons.setdefault("wsl", "version contains no release")
         return None
     return "microsoft" in release[1].lower()
 
@@ -154,7 +154,7 @@ def _iommu(root: Path, groups: Iterable[int]) -> snapshot.IommuFacts:
     folder = root / "sys/class/iommu"
     units = tuple(map(host.printable, host.list_names(folder))) if host.exists(folder) else None
     if units is None:
-        unknown.reasons["units"] = "sys/class/iommu is not there"
+        unknown.reasons["units"] = "sys/class/iommu does not exist"
     types = {}
     for group in sorted(groups):
         kind = unknown.text("group_types", root / f"sys/kernel/iommu_groups/{group}/type")
@@ -202,7 +202,7 @@ def _why_processes_hidden(root: Path) -> str:
     except OSError as error:
         return f"/proc/self/ns/pid: {error.strerror}"
     if namespace != host.FIRST_PID_NAMESPACE:
-        return "this PID namespace is a container's own: the host's processes are not visible"
+        return "this is the PID namespace of a container, so the host's processes are not visible"
     return "" if host.read_text(root / "proc/1/comm") is not None else "/proc hides the processes of other users"
 
 
@@ -245,7 +245,7 @@ def _version_in_log(root: Path, service: str) -> tuple[str | None, str]:
         return None, unknown.reasons["version"]
     found = re.findall(prefix + rb"\s*:?\s*(\d+(?:\.\d+)+)", text)
     if not found:
-        return None, f"{Path(path).name} names no version near its end"
+        return None, f"{Path(path).name} has no version at its end"
     return found[-1].decode(), ""
 
 
@@ -316,7 +316,7 @@ def _read_modprobe(root: Path, unknown: host.UnknownFields) -> dict[str, str] | 
             if name.endswith(".conf") and len(files) < _MOST_FILES:
                 files.setdefault(name, root / folder / name)
     if not any(host.exists(root / folder) for folder in _MODPROBE):
-        unknown.reasons["configured"] = "this root has no modprobe.d"
+        unknown.reasons["configured"] = "there is no modprobe.d"
         return None
     found: dict[str, str] = {}
     for _, file in sorted(files.items()):

@@ -239,7 +239,7 @@ class GpuChild:
             document: dict[str, Any] = json.loads(line)
             return tuple(from_plain(GpuReading, gpu) for gpu in document.get("gpus", ())), document.get("silent")
         except (ValueError, UsageError):
-            return (), "the process that asks the driver gave an answer that is none"
+            return (), "the process that reads the driver returned an invalid answer"
 
     def _why_silent(self, default: str) -> str:
         return self._why_ended or default
@@ -264,7 +264,7 @@ class GpuChild:
                     return None
                 chunk = os.read(self._process.stdout.fileno(), _CHUNK_BYTES)
                 if not chunk:
-                    self._why_ended = "the process that asks the driver has ended"
+                    self._why_ended = "the process that reads the driver has ended"
                     return None
                 self._written += chunk
         line, _, self._written = self._written.partition(b"\n")

@@ -167,7 +167,7 @@ _PMI = ("pmix", "pmi2", "cray_shasta", "pmi")
 
 _MOST_LINES_KEPT = 200
 _SECONDS_FOR_LAST_LINES = 2.0  # A process that outlives the launcher may keep its stderr open forever
-_EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
+_EXPECTED = "a file with one host per line, as for mpirun --hostfile: node1, or node1 slots=8"
 
 
 def read_hosts(text: str) -> dict[str, int | None]:
@@ -176,12 +176,12 @@ def read_hosts(text: str) -> dict[str, int | None]:
         raise UsageError(
             "--hosts without a value",
             expected=f"{_EXPECTED}, or node1,node2:8",
-            reason="the variable is probably not set; only this machine would be measured",
+            reason="the variable is probably not set, so only this machine would be measured",
         )
     if "/" in text or Path(text).exists():
         return read_hostfile(Path(text))
     entries = [entry.strip() for entry in text.split(",")]
-    return _parse_hosts(entries, text, "hosts with commas between them, as node1,node2:8, or the name of a file")
+    return _parse_hosts(entries, text, "hosts separated by commas, such as node1,node2:8, or the name of a file")
 
 
 def read_hostfile(path: Path) -> dict[str, int | None]:
@@ -193,13 +193,15 @@ def read_hostfile(path: Path) -> dict[str, int | None]:
         with open_file(path, _EXPECTED) as file:
             text = file.read(_MOST_BYTES + 1).decode()
     except UnicodeDecodeError:
-        raise UsageError(f"--hosts {path}: it is no text", expected=_EXPECTED) from None
+        raise UsageError(f"--hosts {path} is not a text file", expected=_EXPECTED) from None
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         raise UsageError(
             f"--hosts {path} {'does not exist' if missing else f'cannot be read: {error.strerror}'}",
             expected=_EXPECTED,
-            reason="a host, where a file is wanted" if missing else "its owner or mode forbids it, or it is a folder",
+            reason="a host name, but a file is expected"
+            if missing
+            else "its owner or mode forbids it, or it is a folder",
             next_step="printf 'node1\\nnode2\\n' > hosts.txt, then --hosts hosts.txt",
         ) from None
     lines = filter(None, (line.partition("#")[0].strip() for line in text.splitlines()))
@@ -212,7 +214,7 @@ def _parse_hosts(entries: Iterable[str], source: Path | str, expected: str) -> d
     for entry in entries:
         match = _LINE.fullmatch(entry)
         if match is None or len(found) == _MOST_HOSTS:
-            seen = f"{entry[:80]!r} is no host" if match is None else "too many hosts"
+            seen = f"{entry[:80]!r} is not a host name" if match is None else "too many hosts"
             raise UsageError(f"--hosts {source}: {seen}", expected=expected)
         found.setdefault(match["host"], []).append(None if match["slots"] is None else int(match["slots"]))
     if not found:
@@ -348,9 +350,9 @@ def _find_pmi(srun: str) -> str:
         if found is not None:
             return found
     raise CouldNotMeasureError(
-        "srun speaks no PMI, so ranks would not find each other",
+        "srun has no PMI plugin, so ranks would not find each other",
         expected=f"one of {', '.join(_PMI)} in srun --mpi=list",
-        next_step="scontrol show hostnames > hosts, and --hosts hosts in place of --slurm",
+        next_step="scontrol show hostnames > hosts, and --hosts hosts instead of --slurm",
     )
 
 
@@ -373,10 +375,10 @@ class Silence(NamedTuple):
     command: str
 
 
-_UNKNOWN = Silence("unknown host name", "a misspelt name, or DNS does not have it", "getent hosts {host}")
+_UNKNOWN = Silence("unknown host name", "the name is misspelt, or DNS does not have it", "getent hosts {host}")
 _REFUSED = Silence("connection refused", "no ssh server runs there", "ssh {host} true")
 _NO_KEY = Silence("no ssh key of this user is accepted", "the public key is not on that host", "ssh-copy-id {host}")
-_NEW_KEY = Silence("its ssh host key is unknown", "a new host, or a reinstalled one", "ssh {host} true")
+_NEW_KEY = Silence("its ssh host key is unknown", "the host is new or reinstalled", "ssh {host} true")
 _NO_ROUTE = Silence("not reachable", "the host is off, or a firewall drops the connection", "ping -c 3 {host}")
 _LATE = Silence(f"no answer in {_SECONDS_FOR_SSH:.0f} s", "the host or its file system hangs", "ssh {host} uptime")
 _ABSENT = Silence("no gpubench there", "it is not installed at the same path as here", "ssh {host} {program}")

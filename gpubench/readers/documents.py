@@ -67,9 +67,9 @@ def _check_kind(mode: int, name: str, expected: str, *, pipes: bool) -> None:
     for is_kind, kind in _KINDS:
         if is_kind(mode) and not (pipes and stat.S_ISFIFO(mode)):
             raise UsageError(
-                f"{name} is {kind}, and no file",
+                f"{name} is {kind}, not a file",
                 expected=expected,
-                reason="the wrong name, or a file that was made to hold up who reads it",
+                reason="the name is wrong, or the file was made to block its reader",
                 next_step=f"ls -lL {name}",
             )
 
@@ -116,7 +116,7 @@ class _Pipe(io.RawIOBase):
                 self._had_writer = self._had_writer or bool(event & select.POLLHUP)
 
     def _silent(self, seconds: float) -> SilentPipeError:
-        what = "whose writer says nothing" if self._had_writer else "that nobody writes"
+        what = "whose writer sends nothing" if self._had_writer else "without a writer"
         return SilentPipeError(
             f"{self._name} is a pipe {what}: waited for {seconds:g} s",
             expected=self._expected,
@@ -150,7 +150,7 @@ class Wanted(Struct, frozen=True):
         """Return the error for a text in an unknown format."""
         first = next(number for number, line in enumerate(text.split("\n"), 1) if line.strip())
         beginning = text.strip().split("\n")[0][:60]
-        seen = f"{name}, line {first}: {beginning!r} begins no kind of file that gpubench reads"
+        seen = f"{name}, line {first}: {beginning!r} is not the start of a file that gpubench can read"
         for sign, reason, command in _OTHER_COMMANDS:
             if sign.search(text):
                 return self.unfit(seen, reason=reason, next_step=f"gpubench {command} {name}")
@@ -176,7 +176,7 @@ def unreadable_error(name: str, error: Exception, expected: str, next_step: str 
         seen, reason = f"{name} does not exist", "the path is mistyped, or relative to another directory"
     else:
         seen = f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
-        reason = "its owner or mode forbids it, or its disk fails"
+        reason = "its owner or mode forbids it, or its disk is failing"
     return UsageError(seen, expected=expected, reason=reason, next_step=next_step)
 
 
@@ -188,9 +188,7 @@ def read_text(path: Path, wanted: Wanted) -> str:
     name = str(path)
     text = _decoded(_bytes_of(path, name, wanted), name, wanted)
     if not text.strip():
-        raise wanted.unfit(
-            f"{name} is empty", reason="the program that should have written it failed, or was not started"
-        )
+        raise wanted.unfit(f"{name} is empty", reason="the program that writes it failed, or was not started")
     return text
 
 
@@ -211,7 +209,9 @@ def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
         return content
     try:
         if path.is_dir():
-            raise wanted.unfit(f"{name} is a directory", reason="a file in it was meant", next_step=f"ls {name}")
+            raise wanted.unfit(
+                f"{name} is a directory", reason="it should be a file in this directory", next_step=f"ls {name}"
+            )
         with open_file(path, wanted.kinds) as file:
             size_bytes = path.stat().st_size
             if size_bytes > wanted.most_bytes:
@@ -229,7 +229,7 @@ def _bytes_of(path: Path, name: str, wanted: Wanted) -> bytes:
 
 def _too_large(name: str, size: str, wanted: Wanted) -> UsageError:
     return wanted.unfit(
-        f"{name} has {size}, and {wanted.most_bytes // 2**20} MiB are the most that is read",
+        f"{name} has {size}, but gpubench reads at most {wanted.most_bytes // 2**20} MiB",
         reason="it is a log or a binary file",
     )
 
@@ -248,12 +248,12 @@ def _decoded(content: bytes, name: str, wanted: Wanted) -> str:
     except UnicodeDecodeError as error:
         start = error.start + (len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0)
         if wrong < 0 or start < wrong:
-            wrong, what = start, "bytes that are no UTF-8"
+            wrong, what = start, "bytes that are not UTF-8"
         text = ""
     if wrong < 0:
         return text
     line = content.count(b"\n", 0, wrong) + 1
-    raise wanted.unfit(f"{name}, line {line}: {what}", reason="it is a binary or a compressed file, or a damaged one")
+    raise wanted.unfit(f"{name}, line {line}: {what}", reason="it is a binary, compressed or damaged file")
 
 
 _QUOTED = re.compile(r"(?:\s*>)+ ?|\s*\|(?=[^|]*\|)")  # Markdown quote marks, or the first bar of a table row
@@ -270,7 +270,7 @@ def split_lines(text: str, name: str) -> list[str]:
         raise UsageError(
             f"{name} has {count} lines",
             expected=f"at most {limits.MOST_RESULT_LINES}",
-            reason="it is a log of a whole job, or was made to hold up who reads it",
+            reason="it is the log of a whole job, or it was made to block its reader",
             next_step=f"grep '^[# ]' {name} > shorter.txt keeps the lines of nccl-tests and OSU",
         )
     return [remove_quotes(line) for line in re.split(r"\r?\n|\r", text)]
@@ -381,7 +381,7 @@ def read_json_line(kind: type[T], line: str, where: str) -> T:
     except ValueError as error:
         raise UsageError(
             f"{where}: no JSON ({error})",
-            expected=f"{kind.__name__} as JSON, as --record wrote it",
+            expected=f"{kind.__name__} as JSON, as written by --record",
             reason="the file was cut off, or edited by hand",
         ) from None
     return from_plain(kind, plain, where)
@@ -393,7 +393,7 @@ def check_version(version: int, known: int, where: str) -> None:
         raise UsageError(
             f"{where}: schema_version {version}",
             expected=f"{known}, which this gpubench reads",
-            reason="a newer gpubench recorded it",
+            reason="it was recorded by a newer gpubench",
             next_step=UPGRADE,
         )
 
@@ -408,9 +408,7 @@ def load_json(text: str) -> Any:
     size_bytes = text.count("{") * 232 + text.count("[") * 64 + text.count(",") * 36
     if size_bytes > limits.MOST_JSON_BYTES:
         most = limits.MOST_JSON_BYTES // 2**20
-        raise ValueError(
-            f"some {size_bytes // 2**20} MiB of values in memory, and {most} MiB are the most that is read"
-        )
+        raise ValueError(f"some {size_bytes // 2**20} MiB of values in memory, but gpubench reads at most {most} MiB")
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=parse_finite, parse_int=parse_whole)
     except RecursionError:
@@ -432,7 +430,7 @@ def _too_deep() -> ValueError:
 def parse_whole(text: str) -> int:
     """Parse an integer. Raises ValueError, also for too many digits."""
     if len(text) > limits.MOST_DIGITS + text.startswith("-"):
-        raise ValueError(f"a number of {len(text)} digits, and {limits.MOST_DIGITS} are the most that is read")
+        raise ValueError(f"a number of {len(text)} digits, but gpubench reads at most {limits.MOST_DIGITS}")
     return int(text)
 
 
@@ -443,4 +441,4 @@ def parse_finite(text: str) -> float:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text}, which is no number")
+    raise ValueError(f"{text}, which is not a number")

@@ -34,7 +34,7 @@ _DAMAGED = (
 """Exceptions from a truncated or forged pickle, or from a dictionary with unexpected content."""
 
 _DUMP_WORDS = (b'"pg_config"', b'"pg_status"', b'"entries"')
-_EXPECTED_DUMP = "a dump of PyTorch's Flight Recorder, as TORCH_NCCL_DUMP_ON_TIMEOUT=1 writes one for every rank"
+_EXPECTED_DUMP = "a dump of PyTorch's Flight Recorder, one file per rank, written with TORCH_NCCL_DUMP_ON_TIMEOUT=1"
 _RANK_OF_FILE = re.compile(r"(\d{1,7})(?:\.\w+)*$")
 _TORCH_FILES = ("-packages/torch/", "/torch/distributed/")
 _PREFIX = re.compile(r"^[\w-]{1,20}:")
@@ -50,10 +50,10 @@ class _PlainData(pickle.Unpickler):
     """Unpickles dictionaries, lists, numbers and strings, and rejects everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain data")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is not plain data")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError(f"it refers to {str(pid)[:40]!r} outside of it")
+        raise pickle.UnpicklingError(f"it refers to {str(pid)[:40]!r} outside the file")
 
 
 def read_recorder_dump(data: bytes, name: str) -> RankRecord:
@@ -70,10 +70,10 @@ def read_recorder_dump(data: bytes, name: str) -> RankRecord:
         return _record(int(found[1]), dump)
     except _DAMAGED as error:
         raise UsageError(
-            f"{name} is no dump that can be read: {str(error) or type(error).__name__}",
+            f"{name} is not a readable dump: {str(error) or type(error).__name__}",
             expected=_EXPECTED_DUMP,
-            reason="a file that was cut off, of another kind, or made to run code in who reads it",
-            next_step="ls -l. Give the files as PyTorch wrote them, with the rank at the end of their names",
+            reason="the file is cut off, of another kind, or made to run code in its reader",
+            next_step="ls -l. Use the files as PyTorch wrote them, with the rank at the end of the name",
         ) from None
 
 
@@ -346,9 +346,9 @@ def read_ras_answer(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{name} is no answer of NCCL's RAS that can be read: {error}",
+            f"{name} is not a readable answer of NCCL's RAS: {error}",
             expected="the output of ncclras -f json",
-            reason="a file that was cut off",
+            reason="the file is cut off",
             next_step="ncclras -v -f json > ras.json",
         ) from None
 
@@ -400,7 +400,7 @@ class RasText:
         explained = {paragraph.partition("-")[0] for paragraph in self._paragraphs}
         cut = [
             RasCommunicator(
-                f"group {group}", size, (), remarks=(f"{problem} in the table, without the lines about it",)
+                f"group {group}", size, (), remarks=(f"{problem} in the table, but the lines about it are missing",)
             )
             for group, (size, problem) in self._problems.items()
             if group not in explained

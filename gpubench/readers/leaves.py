@@ -61,7 +61,7 @@ def _ports(text: str) -> Iterator[tuple[str, str, str]]:
 MOST_BYTES = 16 * 2**20
 MOST_HOSTS = 2**17  # Hosts in one bracketed list. No cluster has more
 _WANTED = Wanted(
-    "Slurm's topology.conf, what ibnetdiscover wrote, or lines of a node and its leaf",
+    "Slurm's topology.conf, the output of ibnetdiscover, or lines with a node and its leaf",
     "scontrol show topology, or a file with lines like: node17 leaf4",
     MOST_BYTES,
     "leaves.txt",
@@ -79,7 +79,7 @@ def read_leaves(path: Path) -> dict[str, str]:
     if any(_SWITCH.match(line) for line in text.splitlines()):
         discovered = _leaves_of_discovery(text)
         if not discovered:
-            raise _WANTED.unfit(f"{path} names no host", reason="ports are described by rdma-ndd, which does not run")
+            raise _WANTED.unfit(f"{path} has no host names", reason="rdma-ndd, which names the ports, is not running")
         return discovered
     found: dict[str, str] = {}
     for number, line in _lines(text):
@@ -87,10 +87,10 @@ def read_leaves(path: Path) -> dict[str, str]:
         for host, leaf in _read_line(line, where):
             if found.setdefault(host, leaf) != leaf:
                 raise UsageError(
-                    f"{where}: {host} hangs on {found[host]} and on {leaf}", expected="one leaf for every node"
+                    f"{where}: {host} is connected to {found[host]} and to {leaf}", expected="one leaf for every node"
                 )
     if not found:
-        raise _WANTED.unfit(f"{path} names no leaf", reason="it has switches without nodes, or comments alone")
+        raise _WANTED.unfit(f"{path} has no leaf", reason="it has only switches without nodes, or only comments")
     return found
 
 
@@ -108,8 +108,8 @@ def find_leaves(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> 
         raise UsageError(
             f"{name} has no leaf for {shorten(missing)}: {len(missing):,} of {plural(len(hosts), 'node')}",
             expected="a leaf for every node of the job",
-            reason=f"it names others: {shorten(unknown)}" if unknown else "it is of another cluster",
-            next_step="scontrol show topology shows how Slurm names them; without --leaves none are assumed",
+            reason=f"it has other names: {shorten(unknown)}" if unknown else "it is from another cluster",
+            next_step="scontrol show topology shows the names in Slurm. Without --leaves, no leaves are assumed",
         )
     return tuple(leaf for leaf in found if leaf is not None)
 
@@ -137,7 +137,7 @@ def _read_line(line: str, where: str) -> Iterator[tuple[str, str]]:
     words = re.split(r"[\s,;]+", line)
     if "=" in line or len(words) != 2:
         raise UsageError(
-            f"{where}: {line[:60]!r} names no leaf",
+            f"{where}: {line[:60]!r} has no leaf",
             expected="'SwitchName=LEAF Nodes=node[0-31]', or two columns: node, leaf",
         )
     for host in expand_hostlist(words[0], where):
@@ -152,7 +152,9 @@ def expand_hostlist(text: str, where: str) -> list[str]:
             continue
         pieces = _BRACKETS.split(part)
         if any(sign in piece for piece in pieces[::2] for sign in "[]"):
-            raise UsageError(f"{where}: {part[:60]!r} is no list of nodes", expected="node[0-31], or names with commas")
+            raise UsageError(
+                f"{where}: {part[:60]!r} is not a list of nodes", expected="node[0-31], or names with commas"
+            )
         choices = [_numbers(piece, where) if place % 2 else [piece] for place, piece in enumerate(pieces)]
         count = 1
         for choice in choices:
@@ -169,7 +171,7 @@ def _numbers(text: str, where: str) -> list[str]:
         first, dash, last = span.partition("-")
         is_span = first.isdecimal() and (last.isdecimal() or not dash) and len(span) <= 40
         if not is_span or (dash and not 0 <= int(last) - int(first) < MOST_HOSTS):
-            raise UsageError(f"{where}: {span[:40]!r} is no range of nodes", expected="like 0-31 or 07")
+            raise UsageError(f"{where}: {span[:40]!r} is not a range of nodes", expected="like 0-31 or 07")
         found += [str(n).zfill(len(first)) for n in range(int(first), int(last if dash else first) + 1)]
         if len(found) > MOST_HOSTS:
             raise UsageError(f"{where}: more than {MOST_HOSTS} nodes", expected="the nodes of one cluster")

@@ -32,7 +32,7 @@ class Program(NamedTuple):
             expected=expected,
             reason=f"only `gpubench report` reads it, and only {self.reads}"
             if self.reads
-            else f"this command does not read {self.name}",
+            else f"this command does not read output of {self.name}",
             next_step=self.instead.text,
         )
 
@@ -50,7 +50,7 @@ def _command(name: str) -> str:
 
 _COPIES = Cure.of(
     "gpubench p2p",
-    comment="It measures the same copies and judges them; `gpubench report` reads nvbandwidth's matrices.",
+    comment="It measures the same copies and judges them. `gpubench report` reads nvbandwidth's matrices.",
 )
 _NETWORK = Cure.of(
     "mpirun gpubench scan",
@@ -59,7 +59,7 @@ _NETWORK = Cure.of(
 _UCX = Cure.of("gpubench p2p", comment="It measures copies between GPUs, and names the path of each pair.")
 _AMD = Cure.of(
     "gpubench topo --from topo.txt",
-    comment="It reads rocm-smi --showtopo and amd-smi topology; `gpubench report` reads rccl-tests.",
+    comment="It reads rocm-smi --showtopo and amd-smi topology. `gpubench report` reads rccl-tests.",
 )
 
 PROGRAMS = (
@@ -121,7 +121,7 @@ PROGRAMS = (
     ),
     _program(
         "ucx_info",
-        "what UCX was built with and found",
+        "build options and devices of UCX",
         _UCX,
         _command("ucx_info"),
         r"# Library version: \d[\d.]*\s+# Library path: \S*libuc[spt]",
@@ -137,7 +137,7 @@ PROGRAMS = (
     _program(
         "ibstat",
         "the ports of InfiniBand NICs",
-        Cure.of("gpubench topo", comment="Run it on that machine: it reads NICs, their ports and rates."),
+        Cure.of("gpubench topo", comment="Run it on that machine, to read NICs, their ports and rates."),
         r"^CA '\w+'$",
         r"^hca_id:\s",
         r"\bPhysical state: \w+",
@@ -145,7 +145,7 @@ PROGRAMS = (
     _program(
         "dcgmi diag",
         "DCGM's tests of a node",
-        Cure.of("gpubench check", comment="Run it on that machine: it judges links, copies and NCCL."),
+        Cure.of("gpubench check", comment="Run it on that machine, to judge links, copies and NCCL."),
         r"Successfully ran diagnostic for group",
         r"\bDCGM Diagnostic\b|\+-+ +Deployment +-+\+",
     ),

@@ -180,8 +180,8 @@ def _limited(file: ResultFile, name: str) -> ResultFile:
         raise UsageError(
             f"{name} has {file.count} rows",
             expected=f"at most {limits.MOST_ROWS}",
-            reason="it is many runs in one, or was made to hold up who reads it",
-            next_step="a file a run",
+            reason="it has many runs, or it was made to block its reader",
+            next_step="one file per run",
         )
     return file
 
@@ -234,7 +234,7 @@ def other_text(text: str, name: str) -> OtherText | None:
         )
     if is_markdown(text.splitlines()):
         return OtherText(
-            name, "a Markdown document", Cure(comment="Give `gpubench explain` the output of the job itself.")
+            name, "a Markdown document", Cure(comment="Use `gpubench explain` with the output of the job itself.")
         )
     if program := find_program(text):
         return OtherText(name, f"{program.name}'s output: {program.output}", program.instead)
@@ -243,5 +243,5 @@ def other_text(text: str, name: str) -> OtherText | None:
             name, kind.summary, Cure.of(f"gpubench topo --from {file}", comment="It shows and judges the machine.")
         )
     if is_prose(text.splitlines()):
-        return OtherText(name, PROSE, Cure(comment="Give `gpubench explain` the output of the job itself."))
+        return OtherText(name, PROSE, Cure(comment="Use `gpubench explain` with the output of the job itself."))
     return None

@@ -84,18 +84,16 @@ def text_result(
         left_out=tuple(left_out),
     )
     if not result.count:
-        what = f"no whole row: {left_out_remark(left_out)}" if left_out else "nothing that was measured"
+        what = f"no complete row: {left_out_remark(left_out)}" if left_out else "no measured values"
         raise UsageError(
             f"{name} has {what}, of {program}",
             expected=expected,
             reason="the run ended before its first size, or the text was cut",
-            next_step="keep the output in a file (| tee FILE), and look at its end"
-            if name == STDIN
-            else f"tail {name}",
+            next_step="keep the output in a file (| tee FILE) and look at its end" if name == STDIN else f"tail {name}",
         )
     return result
 
 
 def damaged(number: int, line: str) -> str:
     """Return the description of a row that is left out."""
-    return f"line {number} ({' '.join(line.split())[:40]}): no valid row"
+    return f"line {number} ({' '.join(line.split())[:40]}): not a valid row"

@@ -293,7 +293,7 @@ class _NoMemory:
         self._lost = lost
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
-        raise NotImplementedError("simulated memory holds no data")
+        raise NotImplementedError("simulated memory contains no data")
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None: ...
 
@@ -303,7 +303,7 @@ class _NoMemory:
         """Count lost elements as wrong, because the destination keeps its old contents."""
         lost = self._lost
         if lost is None:
-            raise NotImplementedError("simulated memory holds no data")
+            raise NotImplementedError("simulated memory contains no data")
         return sum(
             block.count * block.buffers for block, sender in blocks if sender is not None and lost(sender, self.place)
         )

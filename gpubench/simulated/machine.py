@@ -83,7 +83,7 @@ def wrong_value(fault: Fault, seen: str, expected: str) -> UsageError:
 
 def not_joined(fault: Fault) -> UsageError:
     """Return the error for a fault of the NVLinks between two GPUs that no NVLink connects directly."""
-    return wrong_value(fault, "no NVLink joins the two directly", "gpuJ:nvlink=N if NVSwitches join them")
+    return wrong_value(fault, "no NVLink connects the two GPUs directly", "gpuJ:nvlink=N if NVSwitches connect them")
 
 
 def _index(
@@ -127,7 +127,7 @@ def _change_link(
             if not links or links[0].peer is not snapshot.NvlinkPeer.GPU:
                 raise not_joined(fault)
             if int(value) > len(links):
-                raise wrong_value(fault, f"{len(links)} NVLinks join the two", f"0 to {len(links)}")
+                raise wrong_value(fault, f"{len(links)} NVLinks connect the two GPUs", f"0 to {len(links)}")
             gpus[end.index] = replace(end, nvlinks=_deactivated(end.nvlinks or (), links[int(value) :]))
         if not int(value):
             pairs |= {names: replace(pairs[names], nvlink="NS") for names in directions}
@@ -150,8 +150,8 @@ def _nvlink(gpu: snapshot.GpuFacts, value: str, fault: Fault) -> snapshot.GpuFac
 def _trained(link: snapshot.PcieLink, key: str, value: str, fault: Fault) -> snapshot.PcieLink:
     most = link.max_width if key == "width" else link.max_generation
     if most is None:
-        unknown = f"the profile of this machine does not say which PCIe {key} the device has"
-        raise wrong_value(fault, unknown, "a machine whose profile says it: --simulate hgx-h100-8")
+        unknown = f"the profile of this machine does not have the PCIe {key} of the device"
+        raise wrong_value(fault, unknown, "a machine whose profile has it: --simulate hgx-h100-8")
     if int(value) > most:
         raise wrong_value(fault, f"its PCIe {key} is at most {most}", f"1 to {most}")
     return replace(link, width=int(value)) if key == "width" else replace(link, generation=int(value))
@@ -204,7 +204,7 @@ anyway.
 
 def _change_nic(nic: snapshot.NicFacts, key: str, value: str, fault: Fault) -> snapshot.NicFacts:
     if key == "errors" and not nic.rdma:
-        raise wrong_value(fault, "no RDMA port counts errors of this NIC", "an InfiniBand or RoCE NIC")
+        raise wrong_value(fault, "this NIC has no RDMA port that counts errors", "an InfiniBand or RoCE NIC")
     if key == "state":
         return replace(nic, state=value)
     if key == "rate":
@@ -371,7 +371,7 @@ def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
     found = _MACHINE.fullmatch(text.strip())
     if found is None:
         raise UsageError(
-            f"{option} {text!r} is no machine",
+            f"{option} {text!r} is not a machine",
             expected="NAME[/GPUS][*NODES], with the name of a profile: hgx-h200-4, 'hgx-h100-8*16', hgx-h100-8/1",
             next_step=f"one of {', '.join(profile_names())}",
         )
@@ -409,7 +409,7 @@ def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
     """Raise UsageError if a fault names a node that the machine does not have, or needs NVLinks between nodes."""
     for fault in faults:
         if machine.domain_nodes == 1 and any(fault.get(key) for key in OF_DOMAINS):
-            raise wrong_value(fault, f"{machine} has no NVLink domain of several nodes", "gb200-nvl72, gb300-nvl72")
+            raise wrong_value(fault, f"{machine} has no NVLink domain across nodes", "gb200-nvl72, gb300-nvl72")
         if fault.node_number >= machine.nodes:
             raise wrong_value(
                 fault, f"there is no node {fault.node_number}", f"{machine} has nodes 0 to {machine.nodes - 1}"

@@ -159,7 +159,7 @@ def _gpu(
         cuda_features=_cuda_features(profile),
         bar1_bytes=kind.bar1_bytes,
         processes=(),
-        unknown={name: "the profile does not say" for name, value in missing.items() if value is None},
+        unknown={name: "not in the profile" for name, value in missing.items() if value is None},
     )
 
 
@@ -217,7 +217,7 @@ def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> snapshot.NicFact
         port=nic.port,
         pcie=_trained(nic.pcie_generation, nic.pcie_width),
         place=place,
-        unknown={} if nic.rate_gbit_s else {"rate_gbit_s": "the profile does not say"},
+        unknown={} if nic.rate_gbit_s else {"rate_gbit_s": "not in the profile"},
     )
 
 
@@ -248,7 +248,7 @@ def _pair(profile: Profile, one: snapshot.GpuFacts, other: snapshot.GpuFacts) ->
     )
 
 
-_SIMULATED = "the simulation does not say"
+_SIMULATED = "not simulated"
 _NO_IOMMU = {"iommu_group": "no IOMMU is simulated", "identity": _SIMULATED}
 _NO_ERRORS = snapshot.PcieErrors(correctable=0, nonfatal=0, fatal=0)
 _NO_COUNTS: Mapping[str, int] = {"link_downed": 0, "port_rcv_errors": 0, "symbol_error": 0}

@@ -146,8 +146,8 @@ def simulated_scan_fabric(
     gpus, nics = profile.match.visible, len(profile.nic)
     if not gpus or not nics or nic_gb_s(profile.nic[0], ()) is None:
         raise UsageError(
-            f"--simulate {machine}: its nodes have {gpus} GPUs and no NIC of known rate",
-            expected="nodes with GPUs, and with NICs that join them",
+            f"--simulate {machine}: its nodes have {gpus} GPUs and no NIC with a known rate",
+            expected="nodes with GPUs, and with NICs that connect them",
             next_step="--simulate 'hgx-h100-8*64'",
         )
     hosts = host_names(machine)
@@ -281,7 +281,7 @@ def _nic_index(profile: Profile, rail: int) -> int:
 
 def _leaf(fault: Fault, names: Sequence[str]) -> str:
     if fault.index is None or fault.index >= len(names):
-        have = f"the nodes hang on {len(names)} leaves, 0 to {len(names) - 1}" if names else "no leaf is known"
+        have = f"the nodes are connected to {len(names)} leaves, 0 to {len(names) - 1}" if names else "no leaf is known"
         raise wrong_value(fault, f"there is no leaf {fault.index}", have)
     return names[fault.index]
 

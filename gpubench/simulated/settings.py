@@ -137,7 +137,8 @@ def check_variables(profile: Profile, faults: Iterable[Fault], nodes: int) -> No
             raise UsageError(
                 f"--fault {fault}",
                 expected=f"a variable with a known effect on {profile.name}: {', '.join(_EFFECTS)}",
-                reason=f"the effect of {', '.join(sorted(unknown))} there is not known; all would pass as healthy",
+                reason=f"the effect of {', '.join(sorted(unknown))} there is not known, so the machine would pass as "
+                "healthy",
                 next_step=f"{next(iter(fault.variables.items()))[0]}=... gpubench allreduce, on a machine with GPUs",
             )
 

@@ -385,7 +385,7 @@ class _Model:
             cut_off = compress_names([f"node{number}" for number in numbers])
             raise CouldNotMeasureError(
                 f"{cut_off or 'a simulated node'} has no NIC that is up and whose rate is known",
-                expected="one, to reach the other nodes",
+                expected="a NIC that reaches the other nodes",
             )
         slowest = min(min(links.nics_gb_s) for links in kinds)
         most = self._nic_gpus * self._profile.gpu.host_gb_s

@@ -95,17 +95,17 @@ def choose_machine(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequ
         machine = _machine_from_profile(plan.profile, plan.nodes)
     if machine is None:
         raise CouldNotMeasureError(
-            "there is no GPU here to plan for",
+            "this machine has no GPU to plan for",
             expected="a GPU, stored results (--results), or a machine by its profile (--simulate)",
-            next_step="--simulate hgx-h200-8, or another of gpubench profiles list",
+            next_step="--simulate hgx-h200-8, or another profile from gpubench profiles list",
         )
     others = [name for name in (*models, *beside) if name != machine.gpu]
     if others and machine.gpu != _UNKNOWN and not plan.other_machine:
         raise UsageError(
-            f"results of another machine: they are of {others[0]}, and the machine planned for has {machine.gpu}",
-            expected="curves that were measured on the machine that is planned for",
-            reason="the folder holds results that were copied from elsewhere",
-            next_step="measure here (without --results), or --other-machine",
+            f"the results are from {others[0]}, but the planned machine has {machine.gpu}",
+            expected="curves that were measured on the planned machine",
+            reason="the folder has results that were copied from another machine",
+            next_step="measure here (without --results), or use --other-machine",
         )
     return machine
 
@@ -231,8 +231,8 @@ def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
             files += [file] if file.rows else []
         if len(files) == before:
             raise UsageError(
-                f"{path} holds no results of a collective",
-                expected="what gpubench allreduce --output wrote, or nccl-tests' text",
+                f"{path} has no results of a collective",
+                expected="output of gpubench allreduce --output, or of nccl-tests",
                 next_step=f"gpubench allreduce --output {path}/",
             )
     stored = [_overlap_rows(path) for path in overlap]
@@ -255,7 +255,7 @@ def _paths(path: Path) -> Iterator[Path]:
         return
     found = sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES and not each.name.startswith("."))
     if len(found) > _MOST_FILES:
-        raise UsageError(f"{path} holds {len(found)} files", expected=f"at most {_MOST_FILES}")
+        raise UsageError(f"{path} has {len(found)} files", expected=f"at most {_MOST_FILES}")
     yield from found
 
 
@@ -269,7 +269,7 @@ def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
         raise UsageError(
             f"{path} has no rows of overlap",
             expected="a result of gpubench overlap, .json or .jsonl",
-            reason="it is of another command, or its run ended before the first row",
+            reason="it is from another command, or its run ended before the first row",
             next_step=f"gpubench overlap --output {path.name}",
         )
     for number, row in enumerate(rows):
@@ -340,9 +340,9 @@ class CurveFinder(Struct):
         if self.measure_now is not None and group.nodes == 1 and group.ranks <= self.machine.gpus_per_node:
             rows = self.measure_now(collective, group.ranks)
             if rows:
-                self.notes.append(f"{collective} among {group.ranks} ranks was measured now")
+                self.notes.append(f"{collective} among {group.ranks} ranks was measured in this run")
                 self._note_staged(collective, rows)
-                return program.build_curve(_points(rows), source="measured now")
+                return program.build_curve(_points(rows), source="measured in this run")
         return self._expected(collective, group)
 
     def _stored(self, collective: str, group: program.CommunicatorRanks) -> program.CollectiveCurve | None:
@@ -361,7 +361,7 @@ class CurveFinder(Struct):
         rows = [row for row, _ in found if row.ranks == ranks]
         self._note_staged(collective, rows)
         if ranks != group.ranks:
-            self.notes.append(f"{collective} among {group}: scaled from {ranks} ranks by the bytes of rings")
+            self.notes.append(f"{collective} among {group}: scaled from {ranks} ranks by the bytes that rings transfer")
         factor = collective_named(collective).busbw_factor
         return program.build_curve(
             _points(rows, factor(group.ranks) / factor(ranks)),
@@ -372,7 +372,7 @@ class CurveFinder(Struct):
     def _note_staged(self, collective: str, rows: Sequence[CollectiveRow]) -> None:
         if any(row.host_staged for row in rows):
             self.staged = True
-            self.notes.append(f"{collective} went through host memory: gpubench p2p says which pair, and why")
+            self.notes.append(f"{collective} went through host memory. gpubench p2p shows which pair, and why")
 
     def _select_backend(
         self, collective: str, found: Sequence[tuple[CollectiveRow, ResultFile]]
@@ -385,15 +385,15 @@ class CurveFinder(Struct):
             self.notes.append(f"rows of {collective} with wrong data are left out")
         backends = sorted({row.backend for row, _ in right}, key=_PREFERRED.index)
         if len(backends) > 1:
-            self.notes.append(f"{collective} is that of {backends[0]}; left out: {', '.join(backends[1:])}")
+            self.notes.append(f"{collective} was measured with {backends[0]}. Left out: {', '.join(backends[1:])}")
         elif backends and backends[0] not in _TRAINED_WITH:
-            self.notes.append(f"{collective} is that of {backends[0]}, which is not what GPUs usually train with")
+            self.notes.append(f"{collective} was measured with {backends[0]}, which is unusual for training on GPUs")
         return [(row, file) for row, file in right if row.backend == backends[0]]
 
     def _expected(self, collective: str, group: program.CommunicatorRanks) -> program.CollectiveCurve:
         profile = self.machine.profile
         if collective not in SUMMARIES or profile is None:
-            raise self._unknown(collective, group, "no profile knows this machine")
+            raise self._unknown(collective, group, "no profile matches this machine")
         try:
             seconds = _extend_below_smallest(partial(self.machine.collectives(group), collective))
         except (CouldNotMeasureError, UsageError) as error:
@@ -410,10 +410,10 @@ class CurveFinder(Struct):
             dict.fromkeys(f"{row.collective} of {row.ranks}" for file in self.found.files for row in file.rows)
         )
         return UsageError(
-            f"nothing is known of {collective} among {group}: {why}",
-            expected="results of every collective that the layout uses" + (f"; there are {known}" if known else ""),
-            reason="the results are of other collectives",
-            next_step=f"gpubench {collective} --output results/, or --layout with one that does without it",
+            f"there is no time for {collective} among {group}: {why}",
+            expected="results of every collective that the layout uses" + (f". Known: {known}" if known else ""),
+            reason="the results are from other collectives",
+            next_step=f"gpubench {collective} --output results/, or a --layout that does not use it",
         )
 
 

@@ -50,13 +50,13 @@ def time_blocks(model: TransformerModel) -> BlockSeconds:
         kept = _timed(torch, model)
     except torch.cuda.OutOfMemoryError as error:
         raise CouldNotMeasureError(
-            f"{_BLOCKS} blocks do not fit the GPU's memory: {first_line(error)}",
+            f"{_BLOCKS} blocks do not fit in GPU memory: {first_line(error)}",
             next_step=f"--batch {max(1, model.batch // 2)}",
         ) from None
     try:
         host = time_host(torch, model)
     except (RuntimeError, ImportError, AttributeError, TypeError, ValueError) as error:
-        host, described = {}, f"{described}; what the host takes to issue it is not known: {first_line(error)}"
+        host, described = {}, f"{described}. The host's time to issue it is unknown: {first_line(error)}"
     return BlockSeconds(
         forward=[each[0] for each in kept], backward=[each[1] for each in kept], described=described, host=host
     )

@@ -36,7 +36,7 @@ def fault_cases(
     if profile is None:
         if asked or file is not None:
             raise UsageError(
-                "what a fault costs is modelled from a profile, and none knows this machine",
+                "the cost of a fault is modelled from a profile, and none matches this machine",
                 expected="--profile NAME",
                 next_step="gpubench profiles list",
             )
@@ -57,7 +57,7 @@ def fault_cases(
                 raise UsageError(
                     f"--fault {text} with plan",
                     expected="a fault that changes the time of a collective",
-                    reason=f"{why}; the step would pass as healthy",
+                    reason=f"{why}, so the step would pass as healthy",
                     next_step="--fault link0-1:staged=yes, gpu0:nvlink=9 or nic0:bandwidth=0.5",
                 )
             notes.append(f"{text}: {why}")
@@ -131,20 +131,20 @@ _OF_PORT = ("state", "rate", "missing", *_SLOT)
 def _not_modelled(fault: Fault, machine: PlannedMachine, profile: Profile) -> str:
     """Return why the model ignores a fault that may slow a real machine. Empty if the model covers the fault."""
     if fault.command and fault.subject is not Subject.NIC:
-        return f"only {fault.command} knows of it"
+        return f"only {fault.command} simulates it"
     keys = ", ".join(key for key, _ in fault.settings)
     if fault.subject is Subject.NIC and fault.get("bandwidth") and _has(fault, _OF_PORT):
-        return f"what {keys} of one NIC do together is not modelled"
+        return f"the combined effect of {keys} on one NIC is not modelled"
     domain = profile.domain
     if fault.subject is Subject.NIC and domain is not None and machine.nodes <= domain.nodes:
-        return "no NIC carries anything inside an NVLink domain"
+        return "NICs are not used inside an NVLink domain"
     if machine.nodes > 1 and fault.subject is Subject.GPU and profile.nvlink and _has(fault, _SLOT):
-        return f"what {keys} of a GPU does to its traffic between nodes is not modelled"
+        return f"the effect of {keys} on a GPU's traffic between nodes is not modelled"
     is_felt = _has(fault, OF_DOMAINS) or nccl_links(profile, _convert_to_rates(fault, profile)) != node_links(
         profile, ()
     )
     if not is_felt:
-        return f"no time of a collective follows from {keys}"
+        return f"{keys} has no effect on the time of a collective"
     return ""
 
 
@@ -156,8 +156,8 @@ def _check_reachable(fault: Fault, machine: PlannedMachine, seconds: FaultSecond
     """Raise UsageError if the fault removes a GPU of the job, or makes GPUs unreachable."""
     if fault.subject is Subject.GPU and _has(fault, _GONE):
         raise UsageError(
-            f"--fault {fault}: the job has no such GPU then",
-            expected="a fault that all GPUs of the job outlive",
+            f"--fault {fault}: the job then lacks this GPU",
+            expected="a fault that leaves all GPUs in the job",
             next_step=f"--gpus {machine.gpus - 1}" if machine.gpus > 2 else "another fault",
         )
     groups = [CommunicatorRanks(machine.gpus_per_node)] if machine.gpus_per_node > 1 else []
@@ -169,7 +169,7 @@ def _check_reachable(fault: Fault, machine: PlannedMachine, seconds: FaultSecond
         raise
     except GpubenchError as error:
         raise UsageError(
-            f"--fault {fault}: {error.seen}", expected="a fault that leaves a way to the other GPUs"
+            f"--fault {fault}: {error.seen}", expected="a fault that leaves a path to the other GPUs"
         ) from None
 
 
@@ -189,8 +189,8 @@ def _convert_to_rates(fault: Fault, profile: Profile) -> tuple[Fault, ...]:
     gb_s = nic_gb_s(profile.nic[index], ())
     if gb_s is None:
         raise UsageError(
-            f"--fault {fault}: {profile.name} does not know the rate of NIC {index}",
-            expected="a rate of its own",
+            f"--fault {fault}: {profile.name} has no rate for NIC {index}",
+            expected="a rate for this NIC",
             next_step=f"nic{index}:rate=200",
         )
     slowed = gb_s * _BITS_PER_BYTE * float(share)
@@ -245,10 +245,10 @@ def _faults_found(path: Path, machine: PlannedMachine) -> list[str]:
     found += [each for row in report.rows(ScanPartRow) for each in _parse_scan_part(row)]
     if not found:
         raise UsageError(
-            f"{path} tells of no fault whose cost can be predicted",
+            f"{path} has no fault whose cost can be predicted",
             expected="a check or scan that found staged pairs, missing NVLinks or slow NICs",
-            reason=f"{machine.gpu}: all of it was well, or what was wrong is of another kind",
-            next_step="leave --faults-from out: usual faults are tried",
+            reason=f"{machine.gpu}: everything was healthy, or its faults are of another kind",
+            next_step="leave --faults-from out, to predict the usual faults",
         )
     return list(dict.fromkeys(found))[:_MOST]
 

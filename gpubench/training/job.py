@@ -55,9 +55,9 @@ def _compute_times(
     if plan.measure:
         if not machine.is_here:
             raise UsageError(
-                "--measure without a GPU to measure on",
-                expected="a GPU here: simulated machines and stored results have none",
-                next_step="--step 412ms of a run of your own, or leave --measure out",
+                "--measure without a GPU",
+                expected="a GPU in this machine, because simulated machines and stored results have none",
+                next_step="--step with the time of one of your runs, or leave --measure out",
             )
         return measured_compute(model, copy_gb_s)
     if plan.tflops is not None or (sheet is None and plan.measured_text):
@@ -65,7 +65,7 @@ def _compute_times(
         return program.times_for(model, plan.tflops or _ANY_TFLOPS, source=source, origin="given", copy_gb_s=copy_gb_s)
     if sheet is None:
         raise UsageError(
-            f"how fast {machine.gpu} computes is not known",
+            f"the compute speed of {machine.gpu} is not known",
             expected="one measured number: --step or --tokens-per-second of a run, --tflops, or --measure on the GPU",
             next_step="--tflops 400",
         )
@@ -106,7 +106,7 @@ def choose_model(plan: TrainingPlan) -> tuple[workload.TransformerModel, list[st
         count, sequence = parse_parameters(plan.parameters or ""), plan.sequence or USUAL_SEQUENCE
         model = workload.model_with_parameters(count, sequence=sequence, batch=plan.batch or 1)
         shape = f"{model.layers} layers with a hidden size of {model.hidden}, {model.parameters / 1e9:.3g} B parameters"
-        notes = [f"--parameters {plan.parameters} is taken for {shape} without embedding"]
+        notes = [f"--parameters {plan.parameters} is modelled as {shape} without embedding"]
     return replace(model, recompute=plan.recompute or model.recompute, fp8=plan.fp8 or model.fp8), notes
 
 
@@ -184,12 +184,12 @@ def _calibrated(plan: TrainingPlan, job: program.StepJob, gpus: int) -> program.
     if compute is None:
         raise UsageError(
             f"a step of {layout} in {seconds * _MILLISECONDS:,.0f} ms on {measured_on} GPUs",
-            expected="a step that is longer than its communication",
-            reason="the step is of another layout, batch or number of GPUs, or the fabric is faster than its profile",
+            expected="a step time above the time of its communication",
+            reason="the step had another layout, batch or number of GPUs, or the fabric is faster than its profile",
             next_step="--measured-on GPUS, or --tflops N",
         )
     tflops = 3 * job.model.forward_flops() / (compute.forward_seconds + compute.backward_seconds) / 1e12
-    source = f"{plan.measured_text} on {measured_on} GPUs, of which {tflops:.0f} TFLOP/s a GPU follow while it computes"
+    source = f"{plan.measured_text} on {measured_on} GPUs, which means {tflops:.0f} TFLOP/s per GPU during computation"
     return replace(job, compute=replace(compute, source=source, origin="given"))
 
 
@@ -203,8 +203,9 @@ def count_microbatches(plan: TrainingPlan, model: workload.TransformerModel, lay
     count, rest = divmod(sequences, layout.data * model.batch)
     if rest or not count or (layout.stages_per_gpu > 1 and count % layout.pipeline):
         raise UsageError(
-            f"{sequences} sequences a step are no whole number of microbatches of '{layout}' on {layout.gpus} GPUs",
-            expected="a multiple of the data-parallel ranks × --batch, and with vN of the stages",
+            f"{sequences} sequences per step are not a whole number of microbatches for '{layout}' on {layout.gpus} "
+            "GPUs",
+            expected="a multiple of the data-parallel ranks × --batch, and with vN also of the stages",
             next_step=f"--global-batch {model.batch * layout.gpus}",
         )
     return count
@@ -233,7 +234,7 @@ def _ranked(
     for each in jobs:
         was_measured = plan.measured_text and each is jobs[0]
         if memory is not None and each.states_bytes > memory and not was_measured:
-            notes.append(f"{each.layout} is left out: its states take {format_memory(each.states_bytes)} a GPU")
+            notes.append(f"{each.layout} is left out: its states take {format_memory(each.states_bytes)} per GPU")
             continue
         try:
             ranked.append(predict(each))
@@ -255,7 +256,7 @@ def _does_not_fit(plan: TrainingPlan, least: program.StepJob, machine: PlannedMa
     The error suggests the smallest number of nodes on which FSDP fits.
     """
     model, gpus = least.model, least.layout.gpus
-    next_step = "a layout that splits blocks as well: --layout 'tp8 sp pp8'"
+    next_step = "a layout that also splits blocks: --layout 'tp8 sp pp8'"
     for nodes in (1 << power for power in range(_MOST_DOUBLINGS)):
         layout = workload.ParallelLayout(data=nodes * machine.gpus_per_node, sharding=workload.Sharding.FSDP)
         need = workload.states_bytes(model, layout)
@@ -266,11 +267,11 @@ def _does_not_fit(plan: TrainingPlan, least: program.StepJob, machine: PlannedMa
                 next_step = (f"--simulate '{name}*{nodes}' " if name else f"--nodes {nodes} ") + next_step
             break
     return UsageError(
-        f"{model.name} does not fit {gpus} × {machine.gpu}: '{least.layout}' takes {format_memory(least.states_bytes)} "
-        f"of {format_memory(memory)} a GPU",
-        expected=f"weights, gradients and optimizer states within {format_memory(memory)}, and room for activations",
+        f"{model.name} does not fit {gpus} × {machine.gpu}: '{least.layout}' takes "
+        f"{format_memory(least.states_bytes)} of {format_memory(memory)} per GPU",
+        expected=f"weights, gradients and optimizer states within {format_memory(memory)}, with room for activations",
         reason=f"{model.parameters / 1e9:.3g} B parameters take "
-        f"{format_memory(workload.states_bytes(model, workload.ParallelLayout()))} in all with Adam",
+        f"{format_memory(workload.states_bytes(model, workload.ParallelLayout()))} in total with Adam",
         next_step=next_step,
     )
 
@@ -294,7 +295,7 @@ def _predict_as_expected(machine: PlannedMachine, outcome: report.PlanOutcome) -
     expected = program.CollectiveTimesFound(CurveFinder(machine).curve)
     case = report.FaultCase(
         text=report.NO_FAULT,
-        what="the fabric as its profile expects it",
+        what="the fabric as in its profile",
         source=machine.profile.name,
         seconds=lambda collective, group, size, _seconds: expected.seconds(collective, group, size),
     )
@@ -311,24 +312,28 @@ def _notes(machine: PlannedMachine, found: FoundResults, outcome: report.PlanOut
         notes.append(f"contention measured by gpubench overlap: {found.contention_source}")
     else:
         notes.append(
-            "contention between compute and communication was not measured: as on two H200s, computation loses 0.34 s "
-            "for each second of a collective beside it. Try: gpubench overlap --output overlap.json, then add "
+            "contention between compute and communication was not measured. As on two H200s, computation loses 0.34 "
+            "s for each second of a concurrent collective. Try: gpubench overlap --output overlap.json, then add "
             "--overlap overlap.json"
         )
     origins = dict.fromkeys(f"{curve.origin}: {curve.source}" for curve in best.job.times.curves.values())
     notes += [f"collectives {origin}" for origin in origins]
-    notes.append("times between measured sizes are interpolated by the logarithms of both")
-    notes += [f"beyond the sizes that are known: {each}" for each in best.job.times.beyond()]
+    notes.append("times between measured sizes are interpolated on logarithmic scales")
+    notes += [f"outside the known sizes: {each}" for each in best.job.times.beyond()]
     if found.unusable:
-        notes.append(f"{found.unusable} rows of overlap left out: wrong data, or no slow-down of computation")
+        notes.append(f"{found.unusable} rows of overlap left out: wrong data, or no slowdown of computation")
     if found.passed_over:
-        notes.append(f"no results, passed over: {', '.join(found.passed_over[:4])}")
+        notes.append(f"skipped, no results: {', '.join(found.passed_over[:4])}")
     if best.job.compute.copy_gb_s is None:
-        notes.append(f"copies of gradients and the optimizer are left out: the memory of {machine.gpu} is not known")
+        notes.append(
+            f"copies of gradients and the optimizer are left out, because the memory speed of {machine.gpu} is unknown"
+        )
     layout = best.job.layout
     domain = machine.gpus_per_node * (machine.profile.domain.nodes if machine.profile and machine.profile.domain else 1)
     if layout.tensor > domain:
-        notes.append(f"tp{layout.tensor} crosses nodes, whose NVLink joins {domain} GPUs: it is priced over the NICs")
+        notes.append(
+            f"tp{layout.tensor} crosses nodes, whose NVLink connects {domain} GPUs, so its time is that of the NICs"
+        )
     return notes
 
 

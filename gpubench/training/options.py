@@ -19,7 +19,7 @@ def _parse_step(text: str) -> float:
     """Parse a time such as '412ms' or '5.1s', and return it in seconds. Raises UsageError if the unit is missing."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or not float(match["number"]):
-        raise UsageError(f"--step {text}: no time of a step", expected="412ms, 5.1s", next_step="--step 412ms")
+        raise UsageError(f"--step {text} is not the time of a step", expected="412ms, 5.1s", next_step="--step 412ms")
     return float(match["number"]) / (1e3 if match["unit"] == "ms" else 1.0)
 
 
@@ -43,7 +43,7 @@ class TrainingPlan:
         "MODEL", "File with the model (.toml or .json), or use --parameters.", read=Path
     )
     parameters: str | None = options.option(
-        "7B", "In place of MODEL: a transformer with about this many parameters, without embedding.", common=True
+        "7B", "Instead of MODEL, use a transformer with about this many parameters, without embedding.", common=True
     )
     sequence: int | None = options.option("N", "Tokens per sequence.", min=1, max=100_000_000)
     batch: int | None = options.option("N", "Sequences per microbatch on one GPU.", min=1, max=1_000_000)
@@ -64,7 +64,7 @@ class TrainingPlan:
         read=_parse_recompute,
         common=True,
     )
-    fp8: bool = options.flag("Matrix products compute in 8 bits.")
+    fp8: bool = options.flag("Compute matrix products in FP8.")
     simulate: str | None = options.option(
         "MACHINE",
         "Plan for a machine by its profile: hgx-h200-8, or 'hgx-h100-8*4' for 4 nodes (default: this machine).",
@@ -76,7 +76,7 @@ class TrainingPlan:
         "NAME|FILE", "Profile for times that were not measured.", completed_as="profile"
     )
     nodes: int | None = options.option(
-        "N", "Plan for N nodes of this machine, joined as in its profile.", min=1, max=16384, common=True
+        "N", "Plan for N nodes of this machine, connected as in its profile.", min=1, max=16384, common=True
     )
     gpus: int | None = options.option("N", "Use only N GPUs (default: all).", min=1, max=1_000_000)
     results: tuple[Path, ...] = options.option(
@@ -92,10 +92,10 @@ class TrainingPlan:
     )
     other_machine: bool = options.flag("Use results of another machine.")
     measure: bool = options.flag(
-        "Measure the model's computation here: its blocks with PyTorch.", common=True, group=options.MEASURE
+        "Measure the computation of the model's blocks here, with PyTorch.", common=True, group=options.MEASURE
     )
     tflops: float | None = options.option(
-        "N", "Speed of the model on one GPU, TFLOP/s.", min=1e-3, max=1e6, common=True
+        "N", "Speed of the model on one GPU, in TFLOP/s.", min=1e-3, max=1e6, common=True
     )
     step_seconds: float | None = options.option(
         "412ms",
@@ -105,22 +105,22 @@ class TrainingPlan:
         common=True,
     )
     tokens_per_second: float | None = options.option(
-        "N", "Measured tokens per second of all GPUs, in place of --step.", min=1e-3, max=1e15, common=True
+        "N", "Measured tokens per second of all GPUs, instead of --step.", min=1e-3, max=1e15, common=True
     )
     measured_on: int | None = options.option(
         "GPUS",
-        "GPUs of the run that --step or --tokens-per-second is from (default: those planned for).",
+        "GPUs of the run that --step or --tokens-per-second comes from (default: the planned GPUs).",
         min=1,
         hidden=True,
     )
     bucket_mb: float | None = options.option(
         "MB",
-        "Size of gradient buckets (default: 25 for ddp, as in PyTorch; for zero1 as in Megatron-LM).",
+        "Size of gradient buckets (default: 25 for ddp as in PyTorch, and as in Megatron-LM for zero1).",
         min=0.001,
         max=1e6,
         hidden=True,
     )
-    reduce_fp32: bool = options.flag("Gradients are reduced in 32 bits, as by Megatron-LM and torchtitan.", hidden=True)
+    reduce_fp32: bool = options.flag("Reduce gradients in 32 bits, as Megatron-LM and torchtitan do.", hidden=True)
     imbalance: float = options.option(
         "FACTOR",
         "Tokens of the busiest expert rank, divided by the average.",

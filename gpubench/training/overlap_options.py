@@ -65,14 +65,14 @@ class OverlapPlan(CommandPlan):
     )
     sizes: tuple[int, ...] = option(
         "SIZES",
-        "Sizes in bytes: 1M:1G:4 (each four times the last), 1M:64M:+1M (steps), or 1M,64M.",
+        "Sizes in bytes: 1M:1G:4 (factor 4), 1M:64M:+1M (steps of 1M), or 1M,64M.",
         default=DEFAULT_SIZES,
         read=parse_sizes,
         common=True,
     )
     ctas: tuple[int | None, ...] = option(
         "N",
-        "Limits on NCCL's CTAs, several with commas; own is NCCL's own choice (default: own,16,8,4,2).",
+        "Limits on NCCL's CTAs, separated by commas. own is NCCL's choice (default: own,16,8,4,2).",
         read=parse_ctas,
         several=True,
         without=DEFAULT_CTAS,
@@ -92,7 +92,7 @@ class OverlapPlan(CommandPlan):
     )
     gemm_side: int = option(
         "N",
-        "Width N of the N × N matrices that gemm multiplies, 16 bits per number.",
+        "Width N of the N × N matrices that gemm multiplies, with 16 bits per element.",
         name="--gemm",
         default=DEFAULT_GEMM_SIDE,
         min=_LEAST_GEMM_SIDE,
@@ -110,7 +110,7 @@ class OverlapPlan(CommandPlan):
         min=0.01,
         hidden=True,
     )
-    check: bool = flag("Verify the data on every rank, or not.", name="--check/--no-check", default=True)
+    check: bool = flag("Verify the data on every rank.", name="--check/--no-check", default=True)
     nccl_library: str | None = nccl_library_option()
     rank_counts: tuple[int, ...] = rank_counts(
         "Ranks to launch on this host (default: one per GPU). 2,4,8 shows how the step scales."

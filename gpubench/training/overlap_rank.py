@@ -52,14 +52,14 @@ def check_caps(ctas: Sequence[int | None], settings: Mapping[str, str], own: Col
     name = next((variable for variable in _CAPPING_VARIABLES if variable in settings), None)
     if caps and name is not None:
         raise UsageError(
-            f"--ctas {','.join(map(str, caps))} with {name}={settings[name]} set already",
-            expected="NCCL's own number to compare with, and caps that count",
-            reason="the kernels of so many ranks fit on a GPU at once only with it, and it counts more than a cap"
+            f"--ctas {','.join(map(str, caps))} with {name}={settings[name]}, which is already set",
+            expected="an unset variable, so that NCCL's own number can be measured too",
+            reason="the kernels of so many ranks fit on a GPU only with this variable, and it overrides a cap"
             if name in own
-            else "it stands in the environment, or in a file as /etc/nccl.conf, and counts more than a cap",
+            else "it is set in the environment, or in a file such as /etc/nccl.conf, and overrides a cap",
             next_step="--ctas own, or fewer --ranks-per-gpu"
             if name in own
-            else f"unset {name}, or --ctas own, which then measures under it",
+            else f"unset {name}, or --ctas own, which uses it",
         )
 
 
@@ -79,9 +79,9 @@ def check_memory(plan: OverlapPlan, free_bytes: int) -> None:
     needed = sum(partner_bytes(partner, plan.gemm_side) for partner in plan.partners)
     if needed > free_bytes:
         raise CouldNotMeasureError(
-            f"{' and '.join(plan.partners)} beside the collective need {format_memory(needed)} of GPU memory",
-            expected=f"at most {format_memory(free_bytes)}, which a rank can take here",
-            next_step=f"--gemm {DEFAULT_GEMM_SIDE // 2}, or a smaller one; nvidia-smi shows who holds memory",
+            f"{' and '.join(plan.partners)} and the collective together need {format_memory(needed)} of GPU memory",
+            expected=f"at most {format_memory(free_bytes)}, which a rank can allocate here",
+            next_step=f"--gemm {DEFAULT_GEMM_SIDE // 2}, or a smaller number. nvidia-smi shows what uses the memory",
         )
 
 

@@ -283,9 +283,9 @@ def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
         yield Finding(
             id=WRONG_DATA,
             severity=Verdict.FAIL,
-            subject=f"{bad[0].collective} of {sizes} beside {partners}",
+            subject=f"{bad[0].collective} of {sizes} during {partners}",
             seen=f"{sum(row.wrong or 0 for row in bad)} wrong elements",
-            expected="no wrong element, under any load",
+            expected="no wrong elements under any load",
             cause="GPU memory, a link or a library that fails under load",
             cure=Cure.of(f"gpubench {bad[0].collective} --sizes {sizes.split(',')[0]}"),
         )
@@ -454,12 +454,12 @@ class _OverlapBench(Struct, frozen=True):
 
 def _notes(times: overlap.OverlapTimes, cap: Cap, channels: int | None, computed_wrong: int) -> Iterator[str]:
     if computed_wrong:
-        yield f"{computed_wrong} of the wrong elements are the partner's"
+        yield f"{computed_wrong} of the wrong elements are from the partner"
     if cap.ctas is not None and channels is not None and channels > cap.ctas:
-        yield f"NCCL took {channels} channels, not {cap.ctas}"
+        yield f"NCCL used {channels} channels, not {cap.ctas}"
     if times.in_flight > _COVERED * times.partner_together:
-        yield "computation was over first: κm is of the collective beside it and after it"
+        yield "computation ended first, so κm includes the time of the collective after it"
     if times.compute_slowdown is None:
-        yield "computation lost more than the time in flight: no κc"
+        yield "computation lost more than the time in flight, so there is no κc"
     if times.communication_first is None:
-        yield "too short to be met by computation that begins later: wait and share are not told apart"
+        yield "too short to overlap computation that begins later, so wait and share are not separated"

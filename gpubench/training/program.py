@@ -159,7 +159,7 @@ def estimate_times(model: workload.TransformerModel, gpu: str) -> ComputeTimes |
     if sheet is None:
         return None
     if model.fp8 and not sheet.tflops_fp8:
-        raise UsageError(f"--fp8 on {gpu}", expected="a GPU that computes in 8 bits", next_step="leave --fp8 out")
+        raise UsageError(f"--fp8 on {gpu}", expected="a GPU with FP8 matrix products", next_step="leave --fp8 out")
     copy_gb_s = sheet.memory_gb_s * COPY_SHARE
     tflops = sheet.tflops_fp8 if model.fp8 else sheet.tflops
     # The backward pass has twice the products and attention of the forward pass, and computes half of the attention
@@ -187,8 +187,8 @@ def estimate_times(model: workload.TransformerModel, gpu: str) -> ComputeTimes |
         forward_seconds=forward,
         backward_seconds=BACKWARD_OVER_FORWARD * forward,
         spread=(slow - fast) / (slow + fast),
-        source=f"products at {sheet.reached[0]:.0%} to {sheet.reached[1]:.0%} of the {tflops:g} TFLOP/s of the data "
-        f"sheet of {gpu}, as in published runs, with attention and memory beside them: expected, not measured",
+        source=f"products at {sheet.reached[0]:.0%} to {sheet.reached[1]:.0%} of the {tflops:g} TFLOP/s in the data "
+        f"sheet of {gpu}, as in published runs, plus attention and memory (expected, not measured)",
         origin="expected",
         copy_gb_s=copy_gb_s,
     )
@@ -356,7 +356,10 @@ class CollectiveTimesFound(Struct, dict=True):
             ends = dict.fromkeys((min(asked, default=least), max(asked, default=most)))
             sizes = [format_memory(int(size)) for size in ends if not least <= size <= most]
             if sizes:
-                found.append(f"{name} of {' and '.join(sizes)}, known from {format_size(least)} to {format_size(most)}")
+                found.append(
+                    f"{name} of {' and '.join(sizes)}, with known times from {format_size(least)} to "
+                    f"{format_size(most)}"
+                )
         return found
 
 

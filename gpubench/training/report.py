@@ -161,9 +161,10 @@ def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | Non
     ratio = faulty.communication_seconds / healthy_seconds if healthy_seconds else 1.0
     if ratio < 1 + _SAME_PERCENT / 100:
         return (
-            f"no collective of {healthy.job.layout} takes longer: none uses what is broken, or all are as slow already"
+            f"no collective of {healthy.job.layout} takes longer, because none uses the broken part, or all are "
+            "already as slow"
         )
-    return f"communication takes {ratio:.1f} times as long, all of it beside computation"
+    return f"communication takes {ratio:.1f} times as long, but all of it overlaps computation"
 
 
 def _slower(one: StepPrediction, other: StepPrediction) -> float:

@@ -258,8 +258,8 @@ class Sharding(StrEnum):
 
 
 GRAMMAR = (
-    "words with a blank between them: ddp, zero1, zero2, fsdp (or zero3), or hsdpN (shards of N GPUs); tpN, and sp for "
-    "sequence parallelism; ppN, and vN for N stages a GPU; cpN (ring attention); epN; e.g. 'tp2 sp pp4 ddp'"
+    "words separated by spaces: ddp, zero1, zero2, fsdp (or zero3), or hsdpN (shards of N GPUs); tpN, and sp for "
+    "sequence parallelism; ppN, and vN for N stages per GPU; cpN (ring attention); epN; e.g. 'tp2 sp pp4 ddp'"
 )
 
 _ALIKE = {"zero3": "fsdp", "ring": "cp"}
@@ -331,10 +331,10 @@ def parse_layout(text: str, gpus: int) -> ParallelLayout:
         elif match is not None and name not in counts and int(match["count"]) >= 1:
             counts[name] = int(match["count"])
         else:
-            raise UsageError(f"--layout {text!r}: {word!r} is no word of a layout, or stands twice", expected=GRAMMAR)
+            raise UsageError(f"--layout {text!r}: {word!r} is not part of a layout, or is repeated", expected=GRAMMAR)
     shardings += [Sharding.FSDP] if "hsdp" in counts else []
     if len(shardings) > 1:
-        raise UsageError(f"--layout {text!r} says two things of one kind", expected=GRAMMAR)
+        raise UsageError(f"--layout {text!r} has two words of one kind", expected=GRAMMAR)
     layout = ParallelLayout(
         tensor=counts.get("tp", 1),
         sequence_parallel=sequence_parallel,
@@ -347,14 +347,14 @@ def parse_layout(text: str, gpus: int) -> ParallelLayout:
     )
     if gpus % layout.gpus:
         raise UsageError(
-            f"--layout {text!r} takes a multiple of {layout.gpus} GPUs, and there are {gpus}",
+            f"--layout {text!r} needs a multiple of {layout.gpus} GPUs, but there are {gpus}",
             expected="tp × pp × cp that divides the GPUs",
             next_step=f"--gpus {max(1, gpus // layout.gpus) * layout.gpus}",
         )
     left = gpus // layout.gpus
     if counts.get("dp", left) != left:
         raise UsageError(
-            f"--layout {text!r}: dp{counts['dp']}, and {gpus} GPUs leave dp{left}", expected="all GPUs, each once"
+            f"--layout {text!r}: dp{counts['dp']}, but {gpus} GPUs leave dp{left}", expected="all GPUs, each once"
         )
     return replace(layout, data=left)
 
@@ -363,20 +363,20 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
     """Return why a model does not fit a layout, or an empty text if it does."""
     heads, key_values = model.heads, model.key_value_heads or model.heads
     reasons = (
-        (model.heads % layout.tensor != 0, f"{heads} heads do not divide by tp{layout.tensor}"),
-        (key_values % layout.tensor != 0, f"{key_values} key-value heads do not divide by tp{layout.tensor}"),
-        (model.width % layout.tensor != 0, f"an MLP of {model.width} does not divide by tp{layout.tensor}"),
-        (layout.sequence_parallel and layout.tensor == 1, "sp goes with tp2 or more"),
+        (model.heads % layout.tensor != 0, f"{heads} heads cannot be divided by tp{layout.tensor}"),
+        (key_values % layout.tensor != 0, f"{key_values} key-value heads cannot be divided by tp{layout.tensor}"),
+        (model.width % layout.tensor != 0, f"an MLP of {model.width} cannot be divided by tp{layout.tensor}"),
+        (layout.sequence_parallel and layout.tensor == 1, "sp needs tp2 or more"),
         (
             layout.sequence_parallel and model.sequence % (layout.tensor * layout.context) != 0,
-            f"a sequence of {model.sequence} does not divide by tp{layout.tensor}",
+            f"a sequence of {model.sequence} cannot be divided by tp{layout.tensor}",
         ),
         (
             model.layers < layout.pipeline * layout.stages_per_gpu,
             f"{model.layers} layers are fewer than {layout.pipeline * layout.stages_per_gpu} stages",
         ),
-        (layout.stages_per_gpu > 1 and layout.pipeline == 1, "v goes with pp2 or more"),
-        (model.sequence % layout.context != 0, f"a sequence of {model.sequence} does not divide by {layout.context}"),
+        (layout.stages_per_gpu > 1 and layout.pipeline == 1, "v needs pp2 or more"),
+        (model.sequence % layout.context != 0, f"a sequence of {model.sequence} cannot be divided by {layout.context}"),
         (
             layout.context > 1 and model.kind is BlockKind.MLP,
             "a stack of MLPs has no attention to split a sequence over",
@@ -384,11 +384,11 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
         (layout.expert > 1 and not model.experts, "the model has no experts"),
         (
             layout.expert > 1 and (model.experts % layout.expert != 0 or layout.data % layout.expert != 0),
-            f"{model.experts} experts and dp{layout.data} do not both divide by ep{layout.expert}",
+            f"{model.experts} experts and dp{layout.data} cannot both be divided by ep{layout.expert}",
         ),
         (
             layout.shards > 0 and layout.gradient_ranks % layout.shards != 0,
-            f"{layout.gradient_ranks} data-parallel ranks do not divide by hsdp{layout.shards}",
+            f"{layout.gradient_ranks} data-parallel ranks cannot be divided by hsdp{layout.shards}",
         ),
     )
     return next((words for wrong, words in reasons if wrong), "")
@@ -414,8 +414,9 @@ def check_layout(model: TransformerModel, layout: ParallelLayout) -> None:
     if words:
         raise UsageError(
             f"--layout '{layout}' does not fit {model.name}: {words}",
-            expected="heads that divide by tp, the sequence by cp, experts by ep, a layer or more for each stage",
-            next_step="leave --layout out: ddp, zero1, zero2 and fsdp are compared",
+            expected="heads divisible by tp, a sequence divisible by cp, experts divisible by ep, and at least one "
+            "layer per stage",
+            next_step="leave --layout out, to compare ddp, zero1, zero2 and fsdp",
         )
 
 

@@ -75,8 +75,8 @@ def parse_parameters(text: str) -> int:
     if match is None or not match["unit"]:
         raise UsageError(
             f"--parameters {text}: {'no unit' if match else 'no number of parameters'}",
-            expected="a number with M, B or T behind it, 1000-based: 806M, 7B, 1.8T",
-            reason="7 may be 7 billion or 7",
+            expected="a number followed by M, B or T (1000-based): 806M, 7B, 1.8T",
+            reason="7 could mean 7 billion or 7",
             next_step=f"--parameters {match['number']}B" if match else "--parameters 7B",
         )
     count = round(float(match["number"]) * _UNITS[match["unit"].upper()])
@@ -112,9 +112,9 @@ def _loaded(text: str, path: Path, name: str) -> dict[str, Any]:
         if path.suffix not in (".toml", ".json"):
             raise _WANTED.unknown(text, name) from None
         kind = "TOML" if path.suffix == ".toml" else "JSON"
-        raise _WANTED.unfit(f"{name} is no {kind}: {error}", reason="it was cut off, or edited by hand") from None
+        raise _WANTED.unfit(f"{name} is not {kind}: {error}", reason="it was cut off, or edited by hand") from None
     if not isinstance(plain, dict):
-        raise _WANTED.unfit(f"{name} holds no keys", reason="it is another kind of file")
+        raise _WANTED.unfit(f"{name} has no keys", reason="it is another kind of file")
     found = plain.get("model", plain)
     return found if isinstance(found, dict) else plain
 
@@ -129,7 +129,7 @@ def _values(plain: Mapping[str, Any], name: str, *, is_config: bool) -> dict[str
             raise UsageError(
                 f"{name} has an unknown key {spelling!r}",
                 expected=f"keys among {', '.join(_KEYS)}",
-                reason=f"{near[0]!r} was meant" if near else "it is a file of another kind",
+                reason=f"{near[0]!r} was meant" if near else "it is a different kind of file",
                 next_step="docs/commands/plan.md has an example",
             )
         if key is not None and value is not None:
@@ -159,10 +159,10 @@ def _assume(
     if "sequence" not in values:
         longest = next((plain[key] for key in _LONGEST if isinstance(plain.get(key), int)), USUAL_SEQUENCE)
         values["sequence"] = min(longest, USUAL_SEQUENCE)
-        notes.append(f"sequence {values['sequence']}: --sequence N sets another")
+        notes.append(f"sequence {values['sequence']} (--sequence N changes it)")
     if "batch" not in values:
         values["batch"] = 1
-        notes.append("1 sequence a microbatch: --batch N sets another")
+        notes.append("1 sequence per microbatch (--batch N changes it)")
     if is_config:
         family = str(plain.get("model_type", "")).lower()
         values.setdefault("gated", family.startswith(_GATED_TYPES))
@@ -170,7 +170,7 @@ def _assume(
         # transformers' PretrainedConfig omits keys with default values. The default of tie_word_embeddings is true.
         values.setdefault("tied_embeddings", not family.startswith(_UNTIED_TYPES))
         if not family.startswith((*_GATED_TYPES, *_BIASED_TYPES)):
-            notes.append(f"model_type {family or 'is not told'}: taken for a decoder with an MLP of two matrices")
+            notes.append(f"model_type {family or 'is missing'}: modelled as a decoder with an MLP of two matrices")
         notes.extend(f"{key} is not modelled" for key in _NOT_MODELLED if plain.get(key))
     text = str(values.get("data_type", DataType.BFLOAT16)).removeprefix("torch.")
     values["data_type"] = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}.get(text, text)
@@ -208,21 +208,21 @@ def _check_shape(values: Mapping[str, Any], name: str) -> None:
     shared = values.get("key_value_heads")
     if shared and values["heads"] % shared:
         raise UsageError(
-            f"{name}: {values['heads']} heads do not divide by {shared} key_value_heads",
-            expected="as many heads for each head of keys and values",
+            f"{name}: {values['heads']} heads cannot be divided by {shared} key_value_heads",
+            expected="the same number of heads for each key-value head",
         )
     if values.get("experts_per_token", 0) > values.get("experts", 0):
         raise UsageError(
             f"{name}: {values['experts_per_token']} experts_per_token of {values.get('experts', 0)} experts",
-            expected="at most as many as there are",
+            expected="at most the number of experts",
         )
     if values["hidden"] % values["heads"] and not values.get("head_size"):
         raise UsageError(
-            f"{name}: a hidden size of {values['hidden']} does not divide by {values['heads']} heads",
-            expected="a whole number of elements a head",
+            f"{name}: a hidden size of {values['hidden']} cannot be divided by {values['heads']} heads",
+            expected="a whole number of elements per head",
         )
     if bool(values.get("experts")) != bool(values.get("experts_per_token")):
         raise UsageError(
-            f"{name} has {values.get('experts', 0)} experts and {values.get('experts_per_token', 0)} a token",
+            f"{name} has {values.get('experts', 0)} experts and {values.get('experts_per_token', 0)} per token",
             expected="both experts and experts_per_token, or neither",
         )

@@ -25,7 +25,7 @@ RUNS = (
     [
         (("--output", "/proc/result.html"), "--output /proc/result.html cannot be written"),
         (("--output", "nowhere/result.prom"), "--output nowhere/result.prom cannot be written: No such file"),
-        (("--output", "a.md", "--output", "./a.md"), "--output ./a.md is given twice"),
+        (("--output", "a.md", "--output", "./a.md"), "--output ./a.md is set twice"),
         (("--output", "result"), "--output result: no format has this suffix"),
         (("--output", "result"), "try:      --output result/\n"),
         (("--output", "/proc/results/"), "--output /proc/results cannot be written"),
@@ -33,7 +33,7 @@ RUNS = (
         (("--output", "a/", "--output", "b/"), "--output a/ and --output b/"),
         (("--output", "x" * 300 + ".json"), "cannot be written: File name too long"),
         (("--output", "x" * 300 + "/"), "cannot be written: File name too long"),
-        (("--output", "./", "--output", "."), "--output . is given twice"),
+        (("--output", "./", "--output", "."), "--output . is set twice"),
         (("--output", "annotations.github"), "no format has this suffix"),
         (("--format", "markdwon"), "try:      --format markdown"),
         (("--exit-style", "nagois"), "try:      --exit-style nagios"),
@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_written_is_told_with_its_reason(tmp_path: Path) -
     (tmp_path / "folder.json").mkdir()
     for output, reason in (
         ("none/a.json", "there is no folder none"),
-        ("file/a.json", "file is a file, and no folder"),
+        ("file/a.json", "file is a file, not a folder"),
         ("folder.json", "folder.json is a folder"),
     ):
         result = gpubench(*SIMULATED, "--output", output, cwd=tmp_path)

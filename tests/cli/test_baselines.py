@@ -53,7 +53,7 @@ def test_a_run_that_could_not_be_measured_spoils_no_baseline(tmp_path: Path, var
     assert "gpubench: baseline node is not kept: ERROR\n" in silent.stderr
     assert (tmp_path / "kept" / "node.json").read_text() == good
     failed = gpubench(*check, "--fault", "gpu5:nvlink=12", env=variables)
-    assert "gpubench: baseline node is kept, though the run is FAIL: it is no healthy one\n" in failed.stderr
+    assert "gpubench: baseline node is kept, although the run is FAIL and so not a healthy baseline\n" in failed.stderr
 
 
 def test_a_stored_result_becomes_a_baseline(tmp_path: Path, variables: dict[str, str]) -> None:
@@ -70,7 +70,7 @@ def test_names_that_are_not_there_and_words_that_are_none_are_refused(variables:
     assert "expected: one of good" in missing.stderr
     path = gpubench(*RUN, "--save-baseline", "../good", env=variables)
     assert (path.returncode, path.stdout) == (2, "")
-    assert "'../good' is no name of a baseline" in path.stderr
+    assert "'../good' is not a valid name for a baseline" in path.stderr
     for files in ((), ("one.json", "two.json")):
         wrong = gpubench("compare", "--against", "good", *files, env=variables)
         assert (wrong.returncode, "expected: one file" in wrong.stderr) == (2, True)

@@ -204,14 +204,14 @@ def test_it_is_not_one_of_the_commands_and_bad_options_are_refused() -> None:
 
 
 def test_a_machine_without_a_gpu_is_not_said_to_have_one() -> None:
-    assert "not measured: no GPU: a collective needs two" in gpubench("--simulate", "host").stdout
+    assert "not measured: no GPU, but a collective needs two" in gpubench("--simulate", "host").stdout
 
 
 def test_of_gpus_that_cuda_hides_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = snapshots(parse_machine("hgx-h200-4"))[0]
     gpus = tuple(replace(gpu, cuda_index=0 if gpu.index == 2 else None) for gpu in snapshot.gpus)
     by = ChildCommands([Topology(replace(snapshot, gpus=gpus))], Depth.BRIEF, 20.0)
-    assert by.why_alone == "one GPU: a collective needs two"
+    assert by.why_alone == "one GPU, but a collective needs two"
     asked: list[tuple[str, ...]] = []
 
     def command(*words: str) -> list[str]:

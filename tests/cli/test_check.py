@@ -40,7 +40,7 @@ def test_a_healthy_simulated_machine_passes_and_says_that_it_is_simulated() -> N
     assert verdicts == {("node", "PASS"), ("gpu", "PASS"), ("nic", "PASS"), ("link", "PASS")}
     assert [row["size_bytes"] for row in document["rows"]] == [2**10, 2**28, 2**32]
     data = next(row for row in document["checks"] if row["check"] == "data_correct")
-    assert (data["verdict"], data["note"]) == ("SKIP", "no data are moved on a simulated machine")
+    assert (data["verdict"], data["note"]) == ("SKIP", "a simulated machine moves no data")
 
 
 def test_of_four_nodes_the_one_at_fault_is_named_down_to_the_gpu() -> None:
@@ -102,7 +102,7 @@ def test_one_gpu_has_nobody_to_talk_to_and_passes() -> None:
     code, document = checked("--simulate", "hgx-h200-4/1")
     assert (code, document["verdict"]) == (0, "PASS")
     notes = {row["note"] for row in document["checks"] if row["check"] in ("p2p_bandwidth", "stragglers")}
-    assert notes == {"one GPU: copies need two", "one GPU: a collective needs two"}
+    assert notes == {"one GPU, but copies need two", "one GPU, but a collective needs two"}
 
 
 def test_a_recorded_gpu_that_stands_alone_is_healthy_although_the_driver_hides_its_nvlinks() -> None:
@@ -133,7 +133,7 @@ def test_a_recorded_check_gives_the_same_report(tmp_path: Path) -> None:
         assert first[section] == second[section]
 
 
-ANOTHER = "the recording is of another command than check"
+ANOTHER = "the recording is from another command than check"
 
 
 def test_a_recording_of_another_command_is_checked_by_its_facts() -> None:
@@ -194,7 +194,7 @@ def test_ranks_of_a_launcher_check_their_host_together() -> None:
         (("--profile", "hgx-h2000-8"), "no profile is called 'hgx-h2000-8'"),
         (("--profile", "/nowhere/mine.toml"), "cannot be read"),
         (("--simulate", "hgx-h200-4", "--replay", "x"), "exclude each other"),
-        (("--replay", "/nowhere"), "holds no recording"),
+        (("--replay", "/nowhere"), "has no recording"),
         (("--hosts", ""), "--hosts without a value"),
         (("--fault", "gpu0:nvlink=1"), "without --simulate"),
         (("--section", "verdicts"), "without csv"),

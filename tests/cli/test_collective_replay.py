@@ -96,11 +96,11 @@ def test_a_recording_is_not_overwritten_and_shows_its_nodes_too(tmp_path: Path) 
     recorded(Path(folder), *MACHINE)
     second = gpubench("allreduce", *MACHINE, "--record", folder)
     assert second.returncode == 2
-    assert "holds a recording already" in second.stderr
+    assert "already has a recording" in second.stderr
     assert "GPU3" in gpubench("topo", "--replay", folder).stdout
     other = gpubench("broadcast", "--replay", folder)
     assert other.returncode == 2
-    assert "holds no samples of broadcast" in other.stderr
+    assert "has no samples of broadcast" in other.stderr
     assert "gpubench broadcast --record" in other.stderr
 
 
@@ -130,7 +130,7 @@ def _csv(folder: Path) -> str:
         (lambda folder: (folder / "allreduce.jsonl").write_bytes(b"\xff\xfe\n"), "allreduce.jsonl cannot be read"),
         (lambda folder: (folder / "allreduce.jsonl").write_text("junk\n"), "line 1: no JSON"),
         (lambda folder: _replace(folder, '"schema_version": 1', '"schema_version": 7'), "schema_version 7"),
-        (lambda folder: _replace(folder, '"hosts": ["', '"hosts": ["else'), "which no node of the recording is"),
+        (lambda folder: _replace(folder, '"hosts": ["', '"hosts": ["else'), "which is not in the recording"),
         (lambda folder: _replace(folder, '"staged": [[', '"staged": [[9, 1], ['), "the pair [9, 1]"),
         (lambda folder: _replace(folder, '"rows": ', '"rows": 1'), "the end of"),
         (lambda folder: next((folder / "nodes").glob("*.json")).write_text("{"), "the JSON is broken"),
@@ -167,7 +167,7 @@ def _replace(folder: Path, old: str, new: str) -> None:
         (("--split", "2"), "--replay and --split exclude each other"),
         (("--algo", "ring"), "--replay and --algo exclude each other"),
         (("--mode", "latency"), "--replay and --mode exclude each other"),
-        ((), "--replay nowhere holds no recording"),
+        ((), "--replay nowhere has no recording"),
     ],
 )
 def test_wrong_usage_is_one_clear_message(arguments: tuple[str, ...], said: str) -> None:

@@ -77,7 +77,7 @@ def test_every_collective_has_help_of_its_own_in_eighty_columns(collective: Coll
         (["allreduce", "--output", "result.yaml"], "no format has this suffix"),
         (["allreduce", "--output", "/nowhere/result.csv"], "No such file or directory"),
         (["allreduce", "--output", "/proc/result.csv"], "--output /proc/result.csv cannot be written"),
-        (["allreduce", "--output", "a.csv", "--output", "./a.csv"], "is given twice"),
+        (["allreduce", "--output", "a.csv", "--output", "./a.csv"], "is set twice"),
         (["allreduce", "--color", "yes"], "one of auto, always, never"),
         (["allreduce", "--iters", "0"], "--iters"),
         (["allreduce", "--np", "0"], "--np"),
@@ -90,6 +90,7 @@ def test_every_collective_has_help_of_its_own_in_eighty_columns(collective: Coll
         (["allreduce", "--allocator", "nccl", "--backend", "host"], "leave --allocator nccl out"),
         (["allreduce", "--allocator", "cud"], "try:      --allocator cuda"),
         (["allreduce", "--nonsense"], "--nonsense"),
+        (["explain", "--simulate", "hgx-h100-8"], "try:      gpubench check --simulate hgx-h100-8"),
     ],
 )
 def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> None:

@@ -119,7 +119,7 @@ def test_several_runs_a_side(results: Path) -> None:
     [
         (f"{RECORDED}/all_gather.txt", 3, "collective allgather, not allreduce"),
         ("missing.json", 2, "missing.json does not exist"),
-        ("README.md", 2, "begins no kind of file that gpubench reads"),
+        ("README.md", 2, "is not the start of a file that gpubench can read"),
     ],
 )
 def test_what_cannot_be_compared(new: str, code: int, said: str) -> None:
@@ -172,7 +172,7 @@ def test_a_newer_schema_is_refused(results: Path) -> None:
     result = gpubench("compare", str(results / "a.json"), str(newer), "--output", str(output))
     assert result.returncode == 2
     assert not output.exists()
-    assert "newer.json is of schema version 99" in result.stderr
+    assert "newer.json has schema version 99" in result.stderr
 
 
 def test_pairs(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_usual_folder_and_one_without_anything_to_compare(tmp_path: Path) ->
         (("base.json",), "try:      gpubench compare base.json new.json"),
         (("tests",), "try:      gpubench compare --last 5 tests"),
         (("--last", "5", "nowhere"), "there is no folder nowhere"),
-        (("--last", "5", "README.md"), "README.md is no folder"),
+        (("--last", "5", "README.md"), "README.md is not a folder"),
         (("--last", "0", "tests"), "--last"),
         (("--last", "5", "tests", "other"), "--last and NEW exclude each other"),
         (("--last", "5", "--new", "a.json", "--other-machine"), "--last and --new and --other-machine"),
@@ -264,7 +264,7 @@ def test_a_person_says_which_collective_a_file_is_of(tmp_path: Path) -> None:
     path.write_text(old_output("all_gather"))
     refused = gpubench("compare", str(path), str(path))
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "nothing says which collective this is" in refused.stderr
+    assert "the collective is not named" in refused.stderr
     assert "--collective allgather" in refused.stderr
     for name in ("allgather", "all_gather", "all_gather_perf"):
         result = gpubench("compare", str(path), str(path), "--collective", name)

@@ -139,8 +139,8 @@ def test_a_wrong_value_is_told_with_its_variable(variable: str, value: str, said
         ("[topo]\nsizes = '1K'\n", "gpubench.toml, [topo]: no option sizes", "expected: an option of gpubench topo"),
         ("[tpo]\n", "no command with options is called tpo", "try:      topo"),
         ("[profiles]\n", "no command with options is called profiles", "expected: one of check, scan"),
-        ("timeout = [1, 2]\n", "timeout = [1, 2] in gpubench.toml is not a value", "a text in quotes, or a number"),
-        ("timeout = true\n", "timeout = true in gpubench.toml is not a value", "a text in quotes, or a number"),
+        ("timeout = [1, 2]\n", "timeout = [1, 2] in gpubench.toml is not a value", "a quoted text or a number"),
+        ("timeout = true\n", "timeout = true in gpubench.toml is not a value", "a quoted text or a number"),
         ("strict = 'yes'\n", "strict = yes in gpubench.toml is not true or false", "without quotes"),
         ("width = 12\n", "--width 12\n", "set by:   width = 12 in gpubench.toml"),
         ("timeout = 60\ntimeout = 61\n", "gpubench.toml: not TOML", "GPUBENCH_DEFAULTS=off, to ignore the file"),
@@ -168,7 +168,7 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "gpubench.toml"
     file.write_text("timeout = 60\n")
     file.chmod(0o646)
-    assert "a file that anyone may write" in gpubench(*TOPO, cwd=tmp_path).stderr
+    assert "a file that can be written by anyone" in gpubench(*TOPO, cwd=tmp_path).stderr
     file.chmod(0o664)
     assert gpubench(*TOPO, cwd=tmp_path).returncode == 0
     if os.geteuid() == 0:
@@ -187,7 +187,7 @@ def test_a_link_of_somebody_else_to_a_file_of_ones_own_is_refused(name: str, tmp
     assert gpubench(*TOPO, cwd=folder).returncode == 0
     os.lchown(folder / name, 12345, -1)
     result = gpubench(*TOPO, cwd=folder)
-    assert (result.returncode, "another user owns, or links to" in result.stderr) == (2, True), result.stderr
+    assert (result.returncode, "another user owns or links to" in result.stderr) == (2, True), result.stderr
 
 
 def test_a_pipe_or_a_folder_of_that_name_holds_nobody_up(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_ranks_of_an_mpirun_have_to_agree(command: str) -> None:
     )
     option = f"--{variable.partition('=')[0].removeprefix('GPUBENCH_').lower()}"
     assert f"ranks do not agree on {option}: rank 0: not set, rank 1: {variable}" in result.stderr
-    assert f"give {option} on the command line" in result.stderr
+    assert f"set {option} on the command line" in result.stderr
     assert (result.returncode, result.stdout) == (2, "")
 
 

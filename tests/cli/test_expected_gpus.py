@@ -84,6 +84,6 @@ def test_ranks_that_are_shown_one_gpu_each_have_all_of_them() -> None:
 
 
 def test_no_cpu_ranks_are_launched_where_gpus_were_expected() -> None:
-    with pytest.raises(CouldNotMeasureError, match="--expect-gpus says 4, and there is none"):
+    with pytest.raises(CouldNotMeasureError, match="--expect-gpus 4, but there is no GPU"):
         choose_ranks(options(expected_gpus=4), Driver(absent="no driver"))
     assert choose_ranks(options(), Driver(absent="no driver")) == 2

@@ -115,7 +115,7 @@ def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, monkeypatch: pytest
     os.mkfifo(tmp_path / "x.json")
     with pytest.raises(UsageError) as refused:
         registry.make_target(tmp_path / "x.json")
-    assert refused.value.reason == "it is a pipe that nobody reads"
+    assert refused.value.reason == "it is a pipe without a reader"
 
 
 def test_standard_input_that_does_not_wait_is_waited_for() -> None:

@@ -58,8 +58,8 @@ def test_types_have_the_names_that_nccl_tests_and_frameworks_give_them(word: str
 @pytest.mark.parametrize(
     ("arguments", "said", "next_step"),
     [
-        ("-b 8 -e 4G", "nccl-tests would visit 4,096 sizes, 1M apart", "-b 8 -e 4G -f 2, or -b 8 -e 4G -i 1M"),
-        ("-b 8 -e 40G", "nccl-tests would visit 40,960 sizes", "try:      -b 8 -e 40G -f 2\n"),
+        ("-b 8 -e 4G", "nccl-tests would measure 4,096 sizes, 1M apart", "-b 8 -e 4G -f 2, or -b 8 -e 4G -i 1M"),
+        ("-b 8 -e 40G", "nccl-tests would measure 40,960 sizes", "try:      -b 8 -e 40G -f 2\n"),
         ("-b 8", "-b without -e", "try:      -b 8 -e 4G -f 2\n"),
         ("-e 1G -f 4", "-e and -f without -b", "try:      -b 8 -e 1G -f 4\n"),
         ("-f 2", "-f without -e", "try:      -b 8 -e 4G -f 2\n"),
@@ -71,15 +71,19 @@ def test_types_have_the_names_that_nccl_tests_and_frameworks_give_them(word: str
         ("-c 5", "-c 5", "try:      -c 1\n"),
         ("-c 1 --no-check", "-c and --no-check exclude each other", "leave --no-check out"),
         ("-g 4 --np 3", "-g and --np exclude each other", "leave --np out"),
-        ("-t 2 -g 4", "no process has several threads", "try:      --np 8\n"),
+        ("-t 2 -g 4", "one process per GPU, without threads", "try:      --np 8\n"),
         ("-R 1", "--register user|symmetric, which is measured in addition", "try:      --register user\n"),
         ("-R 2", "--register user|symmetric", "try:      --register symmetric\n"),
         ("-x 1", "--cta-policy efficiency|zero", "try:      --cta-policy efficiency\n"),
         ("-x 2", "--cta-policy efficiency|zero", "try:      --cta-policy zero\n"),
-        ("-u 1", "gpubench's buffers begin where the allocator puts them", "try:      leave -u out\n"),
+        ("-u 1", "gpubench uses the addresses that the allocator returns", "try:      leave -u out\n"),
         ("-p 1", "gpubench always initializes all ranks at once", "try:      leave -p out\n"),
-        ("-o sum", "in nccl-tests -o is the reduction, in gpubench a file", "try:      --op sum\n"),
-        ("-o all", "in nccl-tests -o is the reduction, in gpubench a file", "try:      --op sum,prod,max,min,avg\n"),
+        ("-o sum", "in nccl-tests -o names the reduction, in gpubench it names a file", "try:      --op sum\n"),
+        (
+            "-o all",
+            "in nccl-tests -o names the reduction, in gpubench it names a file",
+            "try:      --op sum,prod,max,min,avg\n",
+        ),
         ("-d uint32", "--dtype 'uint32' is not known", "--dtype int32"),
         ("--dtype fp8_e4m3", "--dtype 'fp8_e4m3' is not known", "expected: one of int8"),
         ("--sizes 1k-4g", "--sizes 1k-4g: a range has no -", "try:      --sizes 1K:4G\n"),
@@ -104,7 +108,7 @@ def test_a_rank_has_one_gpu() -> None:
     result = gpubench("allreduce", "-g", "2", env=MPIRUN)
     assert result.returncode == 2
     assert "-g 2 under Open MPI's mpirun" in result.stderr
-    assert "16 ranks in place of 8, without -g" in result.stderr
+    assert "start 16 ranks instead of 8, without -g" in result.stderr
 
 
 def test_the_command_line_comes_before_defaults() -> None:

@@ -31,7 +31,7 @@ def test_matrices_for_people() -> None:
     assert "256M, copy engine, written by the source, peer access on" in text
     assert "256M, copy engine, written by the source, peer access off: through host memory" in text
     assert "a copy of 16 bytes, copy engine" in text
-    assert "bandwidth with peer access on over that with it off" in text
+    assert "bandwidth with peer access on, divided by bandwidth with it off" in text
     assert "ring        write" in text
     assert "PASS (simulated): " in text
     assert max(map(len, text.splitlines())) <= 100
@@ -126,7 +126,7 @@ def test_chosen_pairs_and_sizes_are_lines() -> None:
 
 def test_nvbandwidth_s_parameters() -> None:
     result = gpubench(*MACHINE, "--as", "nvbandwidth")
-    assert "each 16 copies after 4 to warm up" in result.stdout
+    assert "each 16 copies after 4 warm-up copies" in result.stdout
     assert "512M, kernel, read by the destination" in result.stdout
     assert "many pairs" not in result.stdout
 
@@ -199,7 +199,7 @@ def test_a_recording_is_not_overwritten_and_shows_its_topology_too(tmp_path: Pat
     assert gpubench(*MACHINE, "--record", folder).returncode == 0
     second = gpubench(*MACHINE, "--record", folder)
     assert second.returncode == 2
-    assert "holds a recording already" in second.stderr
+    assert "already has a recording" in second.stderr
     assert "GPU3" in gpubench("topo", "--replay", folder).stdout
 
 
@@ -234,7 +234,7 @@ def edited(line: str, **changes: object) -> str:
         (lambda lines: ["junk", *lines[1:]], "p2p.jsonl, line 1: no JSON"),
         (
             lambda lines: [lines[0], '{"of": "x", "cell": {"seconds": [NaN]}}'],
-            "line 2: no JSON (NaN, which is no number)",
+            "line 2: no JSON (NaN, which is not a number)",
         ),
         (lambda lines: [lines[0], '{"of": "x", "cell": {"seconds": [0.0]}}'], "line 2.cell.seconds[0] is 0"),
         (lambda lines: [edited(lines[0], schema_version=2)], "line 1: schema_version 2"),
@@ -261,7 +261,7 @@ def test_what_topo_recorded_has_no_samples(tmp_path: Path) -> None:
     assert gpubench("topo", "--simulate", "hgx-h200-4", "--record", str(folder)).returncode == 0
     result = gpubench("p2p", "--replay", str(folder))
     assert result.returncode == 2
-    assert "holds no samples of p2p" in result.stderr
+    assert "has no samples of p2p" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_colours_show_what_is_slow() -> None:
 def test_sizes_on_a_single_gpu_say_that_it_has_nobody_to_copy_to() -> None:
     result = gpubench("p2p", "--simulate", "hgx-h200-4/1", "--sizes", "1M")
     assert result.returncode == 3
-    assert result.stderr.startswith("gpubench: error: 1 GPU: copies need two\n")
+    assert result.stderr.startswith("gpubench: error: 1 GPU, but copies need two\n")
     assert "Traceback" not in result.stderr
 
 

@@ -146,7 +146,7 @@ def test_a_profile_that_is_asked_for_is_the_one_to_judge_by(tmp_path: Path) -> N
     assert run_alone(p2p_job.STEPS, dataclasses.replace(plan, profile="hgx-b200-8", strict=True), ["p2p"]) == 1
     document = json.loads(output.read_text())
     profile = document["metadata"]["profile"]
-    assert (profile["name"], profile["note"]) == ("hgx-b200-8", "asked for")
+    assert (profile["name"], profile["note"]) == ("hgx-b200-8", "requested")
     slow = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == LARGE and row["peer"] == "on"]
     assert slow == ["FAIL"]
 

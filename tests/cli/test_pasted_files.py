@@ -11,7 +11,7 @@ PASTED = ROOT / "tests" / "pasted"
 ANSWERS = [
     ("report report_failure_line_inside.txt", 1, "FAIL nccl-call-failed: a program of the job"),
     ("report report_trailer_failed.txt", 1, "seen: Out of bounds values: 12, in the last lines of the run"),
-    ("report report_negative_time.txt", 0, "1 row left out: line 36 (1073741824 bytes): '-5.00' is no valid value"),
+    ("report report_negative_time.txt", 0, "1 row left out: line 36 (1073741824 bytes): '-5.00' is not a valid value"),
     ("report report-failed-before-rows.txt", 1, "seen: Test NCCL failure alltoall.cu:274 'remote process exited"),
     ("report report-root-prompt.txt", 0, "allreduce backend nccl 2 ranks on 1 host"),
     ("report report-elided-devices.txt", 0, "rank 8-15 on node-b: NVIDIA B200"),
@@ -27,11 +27,11 @@ ANSWERS = [
     ),
     ("explain ../../README.md", 3, "a Markdown document in"),
     ("explain prose-mail.txt", 3, "prose-mail.txt: prose in 7 lines, without NCCL lines"),
-    ("report prose-mail.txt", 2, "begins no kind of file that gpubench reads"),
-    ("explain prose-notes.rst", 3, "try: Give `gpubench explain` the output of the job itself"),
+    ("report prose-mail.txt", 2, "is not the start of a file that gpubench can read"),
+    ("explain prose-notes.rst", 3, "try: Use `gpubench explain` with the output of the job itself"),
     ("explain prose-and-an-ending.log", 1, "Segmentation fault (core dumped)"),
     ("explain openmpi-box.log", 1, "mpirun noticed that process rank 1"),
-    ("topo --from topo-p2p-p.txt", 0, "over PCIe not supported (NS); nvidia-smi topo -p2p r and -p2p w decide"),
+    ("topo --from topo-p2p-p.txt", 0, "over PCIe not supported (NS); nvidia-smi topo -p2p r and -p2p w show it"),
 ]
 
 

@@ -135,7 +135,7 @@ LIES: list[tuple[str, Edit, int, str]] = [
         "devices that do not fit",
         lambda text: without(*DEVICES[2:])(text).replace("nGpus 4", "nGpus 1"),
         2,
-        "2 ranks, and its rows are those of 4",
+        "2 ranks, but its rows are those of 4",
     ),
     ("devices of another run", behind(DEVICES[3], DEVICES[3].replace("3", "4", 1)), 2, "its rows are those of 4"),
 ]
@@ -167,7 +167,7 @@ def test_a_row_with_an_impossible_time_is_named_with_its_line(time: str, tmp_pat
     text = with_time(time)(TABLE)
     number = next(place for place, line in enumerate(text.splitlines(), 1) if f" {time}  235.98" in line)
     said = report(written(tmp_path, text))[1]
-    assert f"1 row left out: line {number} (1073741824 bytes): '{time}' is no valid value" in " ".join(said.split())
+    assert f"1 row left out: line {number} (1073741824 bytes): '{time}' is not a valid value" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("rows", [[], ROWS[:3], ROWS])
@@ -194,7 +194,7 @@ def test_devices_that_do_not_fit_are_refused_for_every_collective_that_tells(nam
     devices = [line for line in text.splitlines() if line.startswith("#  Rank")]
     assert report(written(tmp_path, text))[0] == 0
     code, said = report(written(tmp_path, without(*devices[3:])(text).replace("nGpus 4", "nGpus 1")))
-    assert (code, "3 ranks, and its rows are those of 4" in said) == (2, True), said
+    assert (code, "3 ranks, but its rows are those of 4" in said) == (2, True), said
 
 
 ELIDED = (
@@ -238,7 +238,7 @@ def test_a_collective_that_nothing_names_is_asked_for_alone(tmp_path: Path) -> N
     )
     row = "1073741824 268435456 float sum -1 51130 21.00 21.00 0 51130 21.00 21.00 0\n"
     code, said = report(written(tmp_path, f"{devices}{row}"))
-    assert (code, "does not say which collective (allreduce or sendrecv)" in said) == (2, True), said
+    assert (code, "does not contain the collective (allreduce or sendrecv)" in said) == (2, True), said
     assert "GPUs" not in said
     assert "--machine" not in said
 
@@ -356,9 +356,9 @@ COPIES: list[tuple[str, str, str, int, str]] = [
         f"Device 0: NVIDIA H100 80GB HBM3\n\n{MATRIX}",
         "hgx-h200-4",
         2,
-        "names NVIDIA H100 80GB HBM3, and",
+        "names NVIDIA H100 80GB HBM3, but",
     ),
-    ("two nodes", MATRIX, "hgx-h200-4*2", 2, "has 4 GPUs on 1 node, and --machine hgx-h200-4*2 has 2 nodes"),
+    ("two nodes", MATRIX, "hgx-h200-4*2", 2, "has 4 GPUs on 1 node, but --machine hgx-h200-4*2 has 2 nodes"),
     ("whole", MATRIX, "hgx-h200-4", 0, "PASS"),
     ("0.10", HEAD_0_10 + MATRIX, "hgx-h200-4", 0, "PASS"),
     ("0.10 with TMA", HEAD_0_10 + MATRIX + MATRIX.replace("_ce", "_tma").replace("CE", "TMA"), "hgx-h200-4", 0, "PASS"),
@@ -406,7 +406,7 @@ def test_a_finding_names_gpus_by_the_addresses_of_the_file_or_by_none(address: s
 
 @pytest.mark.parametrize(
     ("trials", "loop"),
-    [("20 trials", "20 operations, each alone;"), ("20 trials, up to 10 queued calls per trial", "20 iterations;")],
+    [("20 trials", "20 operations, one at a time;"), ("20 trials, up to 10 queued calls per trial", "20 iterations;")],
 )
 def test_bandwidths_without_percentiles_are_shown_with_what_is_expected(trials: str, loop: str, tmp_path: Path) -> None:
     title = f"The average bandwidth of all_reduce over 8 ranks (5 warmups / {trials}):\n\n"

@@ -76,10 +76,10 @@ def p2p(letter: str, status: str) -> str:
 @pytest.mark.parametrize(
     ("letter", "status", "said"),
     [
-        ("p", "NS", "not known: over PCIe not supported (NS); nvidia-smi topo -p2p r and -p2p w decide"),
-        ("p", "OK", "not known: over PCIe possible (OK); nvidia-smi topo -p2p r and -p2p w decide"),
-        ("n", "NS", "not known: over NVLink not supported (NS); nvidia-smi topo -p2p r and -p2p w decide"),
-        ("a", "CNS", "not known: atomics chipset not supported (CNS); nvidia-smi topo -p2p r and -p2p w decide"),
+        ("p", "NS", "not known: over PCIe not supported (NS); nvidia-smi topo -p2p r and -p2p w show it"),
+        ("p", "OK", "not known: over PCIe possible (OK); nvidia-smi topo -p2p r and -p2p w show it"),
+        ("n", "NS", "not known: over NVLink not supported (NS); nvidia-smi topo -p2p r and -p2p w show it"),
+        ("a", "CNS", "not known: atomics chipset not supported (CNS); nvidia-smi topo -p2p r and -p2p w show it"),
         ("r", "OK", "peer access all 2 ordered pairs: OK"),
         ("w", "OK", "peer access all 2 ordered pairs: OK"),
         ("r", "CNS", "chipset not supported"),
@@ -94,7 +94,7 @@ def test_every_matrix_of_peer_access_means_what_its_letter_says(
 
 def test_reading_decides_next_to_another_matrix(tmp_path: Path) -> None:
     said = topo(p2p("p", "NS") + p2p("r", "OK"), tmp_path)[1]
-    assert "-p2p w decide" not in said
+    assert "-p2p w show" not in said
     assert "over PCIe" not in said
 
 

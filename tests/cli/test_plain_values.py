@@ -11,14 +11,14 @@ from tests.cli.running import gpubench
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("-N", "x"), ("--cycles/-N x", "a whole number of 0 or more", "it has other characters", "--cycles 1")),
+        (("-N", "x"), ("--cycles/-N x", "a whole number of 0 or more", "it contains characters", "--cycles 1")),
         (("--graph", "2.5"), ("--graph 2.5", "a whole number of 0 or more", "it has a fraction", "--graph 1")),
         (("--np", "0"), ("--np 0", "a whole number of 1 or more", "", "--np 1")),
         (("--timeout", "5s"), ("--timeout 5s", "a number from 1 to 86400", "it has a unit", "--timeout 60")),
         (("--seed", "1e1"), ("--seed 1e1", "a whole number", "", "--seed 1")),
-        (("--timeout", "nan"), ("--timeout nan", "a number from 1", "it has other characters", "--timeout 60")),
-        (("--timeout", "--strict"), ("--timeout --strict", "a number from 1", "the number was left", "--timeout 60")),
-        (("--budget", "fast"), ("--budget fast", "a number of 0 or more", "it has other characters", "--budget 1")),
+        (("--timeout", "nan"), ("--timeout nan", "a number from 1", "it contains characters", "--timeout 60")),
+        (("--timeout", "--strict"), ("--timeout --strict", "a number from 1", "the number is missing", "--timeout 60")),
+        (("--budget", "fast"), ("--budget fast", "a number of 0 or more", "it contains characters", "--budget 1")),
     ],
 )
 def test_what_is_no_number_is_told_as_everything_else(given: tuple[str, str], said: tuple[str, ...]) -> None:

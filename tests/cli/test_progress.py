@@ -71,7 +71,7 @@ def test_long_logs_and_results_are_told(heard: Heard, monkeypatch: pytest.Monkey
     assert heard.steps == []
     monkeypatch.setattr(explain_job, "_LONG_BYTES", 0)
     gpubench("explain", LOG)
-    assert heard.steps[-1][2].startswith("MiB of logs, now tests/logs")
+    assert heard.steps[-1][2].startswith("MiB of logs read, now tests/logs")
     result = str(tmp_path / "a.json")
     gpubench("allreduce", "--simulate", "hgx-h100-8", "-o", result)
     gpubench("compare", result, result)

@@ -51,7 +51,7 @@ def test_a_rank_beyond_the_job_says_so_itself() -> None:
     beyond = {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     result = gpubench("allreduce", "--backend", "torch:gloo", env={**environment(), **beyond})
     assert result.returncode == 2
-    assert "rank 5 of 2, says torchrun" in result.stderr
+    assert "rank 5 of 2, according to torchrun" in result.stderr
 
 
 def test_variables_of_torchruns_that_are_no_numbers_are_an_error_of_the_command_alone() -> None:

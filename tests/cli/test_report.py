@@ -105,8 +105,8 @@ def changed(path: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda document: document.update(schema_version=2), "is of schema version 2"),
-        (lambda document: document.pop("metadata"), "is no result of gpubench's"),
+        (lambda document: document.update(schema_version=2), "has schema version 2"),
+        (lambda document: document.pop("metadata"), "is not a gpubench result"),
         (lambda document: document["metadata"].pop("subject"), "metadata has no field 'subject'"),
         (lambda document: document["metadata"].update(hosts="node0"), "metadata.hosts is 'node0'"),
         (lambda document: document["metadata"].update(options={}), "cannot be shown: KeyError"),
@@ -133,10 +133,10 @@ def test_a_result_that_was_damaged_is_refused(change: Any, said: str, tmp_path: 
     ("content", "said"),
     [
         ("", "is empty"),
-        ("# nccl-tests version 2.17\n", "begins no kind of file that gpubench reads"),
+        ("# nccl-tests version 2.17\n", "is not the start of a file that gpubench can read"),
         ("collective,backend,origin\n", "no column ranks"),
         ('{"results": []}', "another program wrote it"),
-        ("[1, 2]", "begins no kind of file that gpubench reads"),
+        ("[1, 2]", "is not the start of a file that gpubench can read"),
         ('{"schema_version": 1, "comp', "no JSON"),
         ("a\0b", "a NUL byte"),
     ],
@@ -180,8 +180,8 @@ def test_how_long_a_run_took_is_kept_and_said_where_all_is_asked_for(tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "seen"),
     [
-        ({"verdict": "PASS", "sentence": "PASS: all fine"}, "verdict is PASS, and"),
-        ({"verdict": "WARN", "sentence": "WARN: nearly"}, "verdict is WARN, and"),
+        ({"verdict": "PASS", "sentence": "PASS: all fine"}, "verdict is PASS, but"),
+        ({"verdict": "WARN", "sentence": "WARN: nearly"}, "verdict is WARN, but"),
         ({"sentence": "PASS: all fine"}, "the sentence is not"),
     ],
 )

@@ -36,7 +36,7 @@ def test_report_and_compare_read_standard_input() -> None:
     ("text", "arguments", "said"),
     [
         ("", ("report", "-"), "/dev/stdin is empty"),
-        ("hello\n", ("report", "-"), "/dev/stdin, line 1: 'hello' begins no kind of file"),
+        ("hello\n", ("report", "-"), "/dev/stdin, line 1: 'hello' is not the start of a file"),
         ("ROCm System Management Interface\n", ("report", "-"), "/dev/stdin is rocm-smi's output: the topology of AMD"),
         ("", ("compare", "-", "-"), "compare with - twice"),
         ("{\ntest_info: {\ntest: RDMA_Write_BW_Test,\n},\n", ("report", "-"), "/dev/stdin is perftest's output"),
@@ -87,13 +87,13 @@ def test_two_topologies_of_amd_in_one_text_are_refused() -> None:
     text = "Link Type between two GPUs\n       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n"
     assert piped(text, "topo", "--from", "-").returncode == 0
     result = piped(text + text, "topo", "--from", "-")
-    assert (result.returncode, "line 5: a second table of its kind" in result.stderr) == (2, True)
+    assert (result.returncode, "line 5: a second table of the same kind" in result.stderr) == (2, True)
 
 
 def test_a_bench_that_names_its_gpus_lacks_only_the_number_of_nodes() -> None:
     said = piped(HEAD + TITLE + TABLE, "report", "-").stderr
-    assert "does not say on how many nodes" in said
-    assert "name NVIDIA H200, and no hosts" in said
+    assert "does not contain the number of nodes" in said
+    assert "have NVIDIA H200, but no hosts" in said
 
 
 def test_the_same_copies_of_two_runs_are_two_tables(tmp_path: Path) -> None:
@@ -109,13 +109,13 @@ def test_a_part_that_cannot_be_judged_is_named_and_does_not_pass(tmp_path: Path)
     page.write_text(REDUCE.read_text() + bandwidths())
     result = gpubench("report", str(page))
     assert (result.returncode, len(last_lines(result.stdout))) == (2, 1)
-    assert "does not say which GPUs" in result.stderr
+    assert "does not contain the GPUs" in result.stderr
 
 
 def test_the_last_line_has_the_figure_of_a_bidirectional_test() -> None:
     text = run("RDMA_Write Bidirectional BW Test", unit="Gb", rows=" 65536  5000  770.00  768.00  1.46\n")
     (line,) = last_lines(piped(text, "report", "-", "--nics", "1x400").stdout)
-    assert line == "PASS: p2p both ways 96 GB/s (96 % of limit), data not checked"
+    assert line == "PASS: p2p both ways 96 GB/s (96 % of limit), data not verified"
 
 
 def test_copies_at_the_speed_of_host_memory_fail_though_their_latency_is_direct() -> None:

@@ -207,15 +207,15 @@ def test_a_table_of_which_all_that_names_its_machine_was_cut_is_asked_for_once(t
     path = written(tmp_path, "\n".join(B200))
     code, text = report(path)
     assert (code, text.count("error:")) == (2, 1)
-    assert "does not say which GPUs, on how many nodes; its rows are those of 16 ranks" in text
-    assert "--machine 'hgx-h100-8*2', if that is what ran" in text
+    assert "does not contain the GPUs and the number of nodes. Its rows are those of 16 ranks" in text
+    assert "--machine 'hgx-h100-8*2', if this is what ran" in text
 
 
 def test_all_that_is_missing_is_asked_for_in_one_message(tmp_path: Path) -> None:
     path = written(tmp_path, "1048576  32768  float  none  -1  60.00  17.48  15.29  0  59.00  17.77  15.55  0")
     code, text = report(path)
     assert (code, text.count("error:")) == (2, 1)
-    assert "which GPUs, on how many nodes or which collective (allgather or alltoall" in text
+    assert "the GPUs and the number of nodes or the collective (allgather or alltoall" in text
     assert "--machine hgx-h100-8 --collective allgather" in text
     code, text = report(path, "--machine", "hgx-h100-8", "--collective", "all_gather", "--summary")
     assert (code, "all-gather" in text) == (0, True)
@@ -247,7 +247,7 @@ def test_a_machine_that_the_file_contradicts_is_refused(tmp_path: Path) -> None:
 def test_a_machine_of_another_number_of_ranks_than_figures_tell_is_refused(machine: str, tmp_path: Path) -> None:
     path = written(tmp_path, "\n".join(B200))
     code, text = report(path, "--machine", machine)
-    assert (code, "is that of 16 ranks, and --machine has" in text) == (2, True), text
+    assert (code, "is that of 16 ranks, but --machine has" in text) == (2, True), text
 
 
 def test_tables_of_several_collectives_are_shown_one_by_one(tmp_path: Path) -> None:
@@ -275,10 +275,10 @@ def _row(**changes: str) -> str:
     ("text", "code", "said"),
     [
         ("", 2, "is empty"),
-        ("hello\n", 2, "begins no kind of file"),
+        ("hello\n", 2, "is not the start of a file"),
         (_row(time="1.5"), 2, "a column has another unit"),
         (_row(algbw="2863.3", busbw="5368.7"), 2, "a column has another unit"),
-        (_row()[:60], 2, "no whole row"),
+        (_row()[:60], 2, "no complete row"),
         (_row(size="9" * 18), 2, "a column has another unit"),
         (_row(time="nan"), 2, "damaged"),
         (_row(time="inf"), 2, "damaged"),
@@ -306,7 +306,7 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(200 * 2**20)
     code, text = report(path)
-    assert (code, "128 MiB are the most that is read" in text) == (2, True)
+    assert (code, "gpubench reads at most 128 MiB" in text) == (2, True)
 
 
 def test_every_format_shows_it_and_what_is_kept_is_shown_again(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_osu_of_nccl_is_judged_once_a_person_tells_the_machine(tmp_path: Path) -
     text = "# OSU NCCL-CUDA Allreduce Latency Test v7.3\n# Size       Avg Latency(us)\n{}"
     path = written(tmp_path, text.format("1073741824             4550.00\n"))
     code, said = report(path)
-    assert (code, "does not say which GPUs, on how many nodes" in said) == (2, True)
+    assert (code, "does not contain the GPUs and the number of nodes" in said) == (2, True)
     code, said = report(path, "--machine", "hgx-h200-4", "--summary")
     assert (code, "PASS: 4 × H200, all-reduce 354 GB/s (100 % of expected)" in said) == (0, True)
 
@@ -342,7 +342,7 @@ def test_matrices_of_nvbandwidth_are_shown_as_p2p(tmp_path: Path) -> None:
     assert code == 0
     assert "512M, copy engine, read by the destination, peer access on" in text
     assert text.count("% exp: 100; expected: profile hgx-h200-4") == 5
-    assert "PASS: 4 × H200, p2p 396 GB/s (100 % of expected), data not checked, all paths direct" in text
+    assert "PASS: 4 × H200, p2p 396 GB/s (100 % of expected), data not verified, all paths direct" in text
     found = document(written(tmp_path, (REAL / "nvbandwidth.txt").read_text()))
     rows: list[dict[str, object]] = found["pairs"]  # type: ignore[assignment]
     assert rows[0]["destination_bus_id"] == "0000:00:06.0"
@@ -390,7 +390,7 @@ def test_matrices_without_gpus_are_asked_for(tmp_path: Path) -> None:
     }
     path = written(tmp_path, json.dumps(document_))
     code, text = report(path)
-    assert (code, "does not say which GPUs" in text) == (2, True)
+    assert (code, "does not contain the GPUs" in text) == (2, True)
     code, text = report(path, "--machine", "hgx-h100-8/2", "--summary")
     assert (code, "PASS: 2 × H100" in text) == (0, True), text
     assert "WARN: hgx-h100-8: 2 of the 8 GPUs" in report(path, "--machine", "hgx-h100-8", "--summary")[1]
@@ -435,11 +435,11 @@ def test_columns_that_were_cut_follow_from_the_rest(text: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "machine", "said"),
     [
-        (MARKDOWN, "hgx-b200-8*4", "is that of 16 ranks, and --machine has 32"),
-        (MARKDOWN.replace("busbw (GB/s)", "busbw (lightyears)"), "hgx-b200-8*2", "begins no kind of file"),
+        (MARKDOWN, "hgx-b200-8*4", "is that of 16 ranks, but --machine has 32"),
+        (MARKDOWN.replace("busbw (GB/s)", "busbw (lightyears)"), "hgx-b200-8*2", "is not the start of a file"),
         ("all_reduce_perf\nsize busbw\n8G 6710\n", "hgx-b200-8*2", "links of this machine carry 750"),
-        ("size busbw\n8G 671\n", "hgx-b200-8*2", "which collective (allreduce or"),
-        ("size busbw\n8G\n", "hgx-b200-8*2", "nothing that was measured"),
+        ("size busbw\n8G 671\n", "hgx-b200-8*2", "the collective (allreduce or"),
+        ("size busbw\n8G\n", "hgx-b200-8*2", "no measured values"),
     ],
 )
 def test_cut_tables_that_say_too_little_are_refused(text: str, machine: str, said: str, tmp_path: Path) -> None:

@@ -167,8 +167,8 @@ def test_logs_below_the_limit_stay_whole(tmp_path: Path) -> None:
 
 NO_PROGRAM = [
     (("no-such-program",), "mistyped", "command -v no-such-program"),
-    (("FOO=1", "python", "x.py"), "a variable stands before gpubench", "FOO=1 gpubench run -- python x.py"),
-    (("python x.py", "-v"), "quoted as one word", "gpubench run -- python x.py -v"),
+    (("FOO=1", "python", "x.py"), "a variable must come before gpubench", "FOO=1 gpubench run -- python x.py"),
+    (("python x.py", "-v"), "quoted as a single word", "gpubench run -- python x.py -v"),
     (("./script.py",), "not executable", "gpubench run -- python ./script.py"),
     (("./script.sh", "-v"), "not executable", "chmod +x ./script.sh"),
     (("./lines", "-v"), "not executable", "gpubench run -- sh ./lines -v"),
@@ -184,7 +184,7 @@ def test_a_command_that_cannot_start_is_wrong_usage(
         (tmp_path / name).write_text(text)
     done = run("--", *words, cwd=tmp_path)
     assert done.returncode == 2
-    assert f"{words[0]} is no program that can be started" in done.stderr
+    assert f"{words[0]} is not a program that can be started" in done.stderr
     assert reason in done.stderr
     assert f"try:      {next_step}\n" in done.stderr
     assert not list(tmp_path.glob("gpubench-run-*"))
@@ -211,7 +211,7 @@ def test_a_script_whose_interpreter_is_missing_is_wrong_usage(
 
 def test_options_that_cannot_hold_are_refused_before_the_job_runs(tmp_path: Path) -> None:
     for words, code, seen in (
-        (("--logs", ""), 2, "--logs has no name"),
+        (("--logs", ""), 2, "--logs is empty"),
         (("--exit-style", "nagios"), 3, "COMMAND and --exit-style exclude each other"),
         (("--exit-style", "npd"), 2, "COMMAND and --exit-style exclude each other"),
     ):
@@ -293,7 +293,7 @@ def test_a_job_whose_processes_wrote_no_log_is_not_called_healthy(
     assert done.returncode == 3
     assert json.loads((tmp_path / "result.json").read_text())["verdict"] == "ERROR"
     text = " ".join(done.stdout.split())
-    assert re.search(r"processes of the job ran for \d+ s, and no log appeared", text)
+    assert re.search(r"processes of the job ran for \d+ s, but no log appeared", text)
     assert reason in text
     assert next_step.replace("FOLDER", str(folder_of(done))) in text
     variables = (folder_of(done) / ".env").read_text().splitlines()
@@ -304,8 +304,8 @@ def test_a_job_that_fails_before_nccl_starts_leaves_a_result(tmp_path: Path) -> 
     done = run("-q", "-o", "result.json", "--", "sh", "-c", "exit 7", cwd=tmp_path)
     report = json.loads((tmp_path / "result.json").read_text())
     assert (done.returncode, report["verdict"], report["complete"]) == (7, "ERROR", True)
-    assert re.search(r"seen: +exit code 7 after \d+ s, and no log appeared\n", done.stdout)
-    assert re.search(r"likely: +it ended before NCCL started, and its own messages stand above", done.stdout)
+    assert re.search(r"seen: +exit code 7 after \d+ s, but no log appeared\n", done.stdout)
+    assert re.search(r"likely: +it ended before NCCL started \(see its messages above\)", done.stdout)
 
 
 def test_a_run_inside_a_run_only_starts_its_command(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_every_run_is_recorded_and_replayed(tmp_path: Path) -> None:
     assert (after["scaling"], after["rows"], after["verdict"]) == (before["scaling"], before["rows"], "FAIL")
     again = ended("allreduce", *faulty, "--np", "2,4", "--record", str(tmp_path / "seen"))
     assert isinstance(again.exception, GpubenchError)
-    assert "holds a recording already" in str(again.exception)
+    assert "already has a recording" in str(again.exception)
 
 
 def test_a_stored_result_shows_the_same_table(tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_kv_shows_the_slowest_pair_among_the_first_gpus() -> None:
         (("broadcast", *H200, "--np", "2,4", "--root", "3"), "--root 3 with 2 ranks", "a rank from 0 to 1"),
         (("kv", "--simulate", "hgx-h200-4", "--np", "2,8"), "--np 8 on node0, which has 4 GPUs", "at most 4"),
         (("kv", "--simulate", "hgx-h200-4", "--np", "2", "--pairs", "0-1"), "--pairs and --np exclude each other", ""),
-        (("allreduce", "--np", "2,4", "--split", "2"), "--np 2,4 and --split exclude each other", "one number"),
-        (("allreduce", "--np", "2,4", "--cycles", "0"), "--np 2,4 and --cycles exclude each other", "one number"),
-        (("allreduce", "--np", "2,4", "--algo", "ring"), "--np 2,4 and --algo exclude each other", "one number"),
+        (("allreduce", "--np", "2,4", "--split", "2"), "--np 2,4 and --split exclude each other", "single number"),
+        (("allreduce", "--np", "2,4", "--cycles", "0"), "--np 2,4 and --cycles exclude each other", "single number"),
+        (("allreduce", "--np", "2,4", "--algo", "ring"), "--np 2,4 and --algo exclude each other", "single number"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_what_there_is(

@@ -165,9 +165,9 @@ def test_rounds_are_kept_gone_on_with_and_judged_again(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--simulate", "hgx-h100-8"], "scan of one node"),
-        (["--simulate", "hgx-h100-8*2"], "no third tells which of them is slow"),
-        (["--simulate", "hgx-h200-2*8"], "no NIC of known rate"),
-        (["--simulate", MACHINE, "--fault", "leaf2.rail1:bandwidth=0.5"], "the nodes hang on 2 leaves"),
+        (["--simulate", "hgx-h100-8*2"], "do not show which of them is slow"),
+        (["--simulate", "hgx-h200-2*8"], "no NIC with a known rate"),
+        (["--simulate", MACHINE, "--fault", "leaf2.rail1:bandwidth=0.5"], "the nodes are connected to 2 leaves"),
         (["--simulate", MACHINE, "--fault", "leaf1.rail9:bandwidth=0.5"], "rails 0 to 7"),
         (["--simulate", MACHINE, "--fault", "node64:dies=round1"], "node"),
         (["--simulate", MACHINE, "--fault", "node6:dies=round12"], "round1 to round11"),
@@ -176,7 +176,7 @@ def test_rounds_are_kept_gone_on_with_and_judged_again(tmp_path: Path) -> None:
         (["--simulate", MACHINE, "--replay", "b"], "exclude each other"),
         (["--backend", "mpi"], "not known"),
         (["--simulate", MACHINE, "--leaves", "nowhere"], "does not exist"),
-        ([], "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"),
+        ([], "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with one host per line in the file hosts"),
     ],
 )
 def test_bad_input_is_told_in_one_message(arguments: list[str], said: str) -> None:
@@ -198,7 +198,7 @@ def test_leaves_that_name_other_nodes_are_refused(tmp_path: Path) -> None:
     result = gpubench("scan", "--simulate", MACHINE, "--leaves", str(file))
     assert result.returncode == 2
     assert "has no leaf for node0, node1, node2, node3 and 60 more: 64 of 64 nodes" in result.stderr
-    assert "it names others: gpu00" in result.stderr
+    assert "it has other names: gpu00" in result.stderr
 
 
 def test_another_scan_in_the_folder_is_not_overwritten_or_gone_on_with(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_scan_goes_on_behind_a_line_that_was_cut_off(rounds: Path) -> None:
 
 def test_nodes_that_were_gone_when_it_went_on_are_gone_in_what_is_judged_again(rounds: Path) -> None:
     lines = rounds.read_text().splitlines(keepends=True)
-    rounds.write_text("".join(lines[:4]) + '{"absent": {"5": "it is not in the job that goes on"}}\n')
+    rounds.write_text("".join(lines[:4]) + '{"absent": {"5": "it is not in the resumed job"}}\n')
     result = gpubench("scan", "--replay", str(rounds.parent), "--format", "json")
     bad = [row["subject"] for row in json.loads(result.stdout)["parts"] if row["verdict"] == "FAIL"]
     assert (result.returncode, bad) == (1, ["node5"])

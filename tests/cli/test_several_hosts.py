@@ -56,11 +56,20 @@ def test_a_file_of_hosts_is_read_as_mpirun_reads_it(tmp_path: Path) -> None:
     path.write_text("# of rack 4\nnode1 slots=8\n\nnode2:4   # by the door\n  node3.example.org\n")
     assert read_hostfile(path) == {"node1": 8, "node2": 4, "node3.example.org": None}
     option = "-oProxyCommand=touch owned"
-    for text, said in ((option, "is no host"), (f"node1\n{option}", "is no host"), ("node1 -oX=1", "is no host")):
+    for text, said in (
+        (option, "is not a host name"),
+        (f"node1\n{option}", "is not a host name"),
+        ("node1 -oX=1", "is not a host name"),
+    ):
         path.write_text(text)
         with pytest.raises(UsageError, match=said):
             read_hostfile(path)
-    for text, said in (("", "no host"), ("# none\n", "no host"), ("-x\n", "'-x' is no host"), ("a;b\n", "is no host")):
+    for text, said in (
+        ("", "no host"),
+        ("# none\n", "no host"),
+        ("-x\n", "'-x' is not a host name"),
+        ("a;b\n", "is not a host name"),
+    ):
         path.write_text(text)
         with pytest.raises(UsageError, match=said):
             read_hostfile(path)
@@ -78,9 +87,9 @@ def test_hosts_are_named_with_commas_and_a_file_of_that_name_wins(
     assert read_hosts("a,b,a:2") == {"a": 3, "b": 1}
     for text, said in (
         ("", "without a value"),
-        ("a,,b", "'' is no host"),
-        ("root@a,b", "'root@a' is no host"),
-        ("a:0", "'a:0' is no host"),
+        ("a,,b", "'' is not a host name"),
+        ("root@a,b", "'root@a' is not a host name"),
+        ("a:0", "'a:0' is not a host name"),
     ):
         with pytest.raises(UsageError, match=said):
             read_hosts(text)
@@ -106,7 +115,7 @@ def test_srun_gets_every_node_of_the_allocation_and_the_best_pmi(tmp_path: Path)
     fake_srun(tmp_path, "none pmi2 pmix_v5")
     assert "--mpi=pmix_v5" in srun_command(variables, 8, ["check"])
     fake_srun(tmp_path, "none")
-    with pytest.raises(CouldNotMeasureError, match="srun speaks no PMI"):
+    with pytest.raises(CouldNotMeasureError, match="srun has no PMI plugin"):
         srun_command(variables, 8, ["check"])
     with pytest.raises(UsageError, match="outside of an allocation"):
         srun_command({"PATH": variables["PATH"]}, 8, ["check"])
@@ -347,4 +356,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         result = gpubench("check", *arguments, env=variables)
         assert (result.returncode, said in result.stderr) == (2, True), result.stderr
     result = gpubench("kv", "--hosts", "a,b")
-    assert (result.returncode, "kv --hosts a,b\n  expected: no --hosts: kv starts" in result.stderr) == (2, True)
+    assert (result.returncode, "kv --hosts a,b\n  expected: no --hosts, because kv starts" in result.stderr) == (
+        2,
+        True,
+    )

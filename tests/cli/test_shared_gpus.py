@@ -110,7 +110,7 @@ def test_nccl_takes_ranks_that_it_lets_share_a_gpu(ranks: list[RankNccl]) -> Non
         (
             with_nccl(shared(4, sm_percent=100)),
             ONE,
-            "rank 0-3 on n0 share GPU 0000:00:00.0 under MPS, with 400 % of its SMs in all",
+            "rank 0-3 on n0 share GPU 0000:00:00.0 under MPS, with 400 % of its SMs in total",
             f"mpirun -x {PERCENT}=25",
         ),
         # The kernels have to fit beside each other whatever NCCL takes for hosts.
@@ -134,7 +134,7 @@ def test_computation_beside_a_collective_needs_as_much_room_again() -> None:
     check_shared_gpus(with_nccl(shared(2, sm_percent=25)), ONE, kernels_at_once=2)
     with pytest.raises(UsageError) as caught:
         check_shared_gpus(with_nccl(shared(2, sm_percent=50)), ONE, kernels_at_once=2)
-    assert caught.value.expected == "at most 50 % in all"
+    assert caught.value.expected == "at most 50 % in total"
     assert f"mpirun -x {PERCENT}=25" in caught.value.next_step
     assert OverlapPlan().collective_plan.kernels_at_once == 2
     assert options().kernels_at_once == 1

@@ -80,7 +80,7 @@ def test_the_table_says_so_too() -> None:
     result = gpubench("allgather", "--simulate", "hgx-h200-4", "--sizes", "1M")
     assert result.returncode == 0
     assert "(SIMULATED)" in result.stdout
-    assert "a model from profile hgx-h200-4: nothing was measured" in result.stdout
+    assert "a model from profile hgx-h200-4, nothing was measured" in result.stdout
     assert "PASS (simulated): " in result.stdout
 
 
@@ -145,7 +145,7 @@ def test_ranks_may_be_fewer() -> None:
         (["--simulate", "hgx-h200-4/1"], "allreduce on one GPU of hgx-h200-4/1"),
         (["--simulate", "dgx-spark"], "dgx-spark*2"),
         (["--simulate", "hgx-h200-4", "--np", "5"], "at most 4"),
-        (["--simulate", "hgx-h100-8*2", "--np", "3"], "as many ranks on every node"),
+        (["--simulate", "hgx-h100-8*2", "--np", "3"], "the same number of ranks on every node"),
         (["--simulate", "hgx-h200-4", "--backend", "host"], "--simulate and --backend exclude each other"),
         (["--simulate", "hgx-h200-4", "--graph", "3"], "--graph needs GPUs"),
         (["--simulate", "hgx-h200-4", "--fault", "gpu9:nvlink=1"], "gpu9"),
@@ -166,7 +166,7 @@ def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> No
 def test_a_launcher_is_told_that_it_is_not_needed() -> None:
     result = mpirun(2, "allreduce", "--simulate", "hgx-h200-4", env=environment())
     assert result.returncode == 2
-    assert (result.stderr + result.stdout).count("the same without the launcher") == 1
+    assert (result.stderr + result.stdout).count("run the same command without the launcher") == 1
 
 
 def test_a_header_in_full_is_asked_for_by_a_letter() -> None:

@@ -82,7 +82,7 @@ def test_ranks_with_a_gpu_each_have_the_whole_node_checked(tmp_path: Path) -> No
     result = gpubench("check", *recording(tmp_path / "seen", [1], ["0", "1"]))
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "PASS: 2 × H200, speed not measured")
     told = " ".join(result.stdout.split())
-    assert f"peer_access: not looked at: peer access by CUDA could not be read ({HIDDEN})" in told
+    assert f"peer_access: not checked: peer access by CUDA could not be read ({HIDDEN})" in told
 
 
 def test_fewer_than_were_asked_for_is_a_failure(tmp_path: Path) -> None:

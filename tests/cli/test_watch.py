@@ -147,7 +147,7 @@ def test_a_recording_is_judged_again_and_says_the_same(tmp_path: Path) -> None:
     assert "(RECORDED)" in again.stdout or "(SIMULATED)" in again.stdout
     (folder / "watch.jsonl").write_text("")
     empty = gpubench("watch", "--replay", str(folder))
-    assert (empty.returncode, "holds no readings" in empty.stderr) == (2, True)
+    assert (empty.returncode, "has no readings" in empty.stderr) == (2, True)
 
 
 def test_a_transfer_between_two_idle_jobs_over_the_loopback_fails(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_only_the_jobs_that_are_asked_for() -> None:
         (("--gpus", "all"), "--gpus 'all' is not a list of GPUs"),
         (("--gpus", "1", "--simulate", "hgx-h200-4"), "--gpus and --simulate exclude each other"),
         (("--replay", "x", "--record", "y"), "exclude each other"),
-        (("--replay", "/nowhere"), "holds no recording"),
+        (("--replay", "/nowhere"), "has no recording"),
         (("--fault", "node0:traffic=staged"), "without --simulate"),
         (("--simulate", "hgx-h200-4", "--fault", "node0:dies=round3"), "has an effect on gpubench scan only"),
         (("--section", "pairs", "--format", "csv"), "--section 'pairs'"),
@@ -370,8 +370,8 @@ def test_a_terminal_of_another_size_is_drawn_at_once_and_ctrl_c_ends_it() -> Non
     terminal.read_until(b"staged")
     assert b"PCIe out" in terminal.shown, "as wide as the terminal is, whatever COLUMNS says"
     terminal.resize(10, 40)
-    terminal.read_until(b"more lines: the")
-    before, _, after = terminal.shown.partition(b"more lines: the")[0].rpartition(DRAWN)
+    terminal.read_until(b"more lines (window")
+    before, _, after = terminal.shown.partition(b"more lines (window")[0].rpartition(DRAWN)
     seconds = [re.findall(rb"\(SIMULATED\)  (\d+) of", each)[-1] for each in (before, after)]
     assert seconds[0] == seconds[1]
     terminal.type(b"\x03")
@@ -387,7 +387,7 @@ case "$*" in *gpubench*) ;; *) exec sleep 3600;; esac
 while [ "$1" != --strict ]; do shift; done
 exec {gpubench} watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
 """
-    said = {"refused": "", "staged": "staged, by sockets", "loading": "no path between GPUs was seen"}
+    said = {"refused": "", "staged": "staged, by sockets", "loading": "no path between GPUs was observed"}
     (tmp_path / "srun").write_text(stand_in.replace("{gpubench}", shlex.join(PROGRAM)))
     (tmp_path / "srun").chmod(0o755)
     for traffic, told in said.items():

@@ -87,7 +87,7 @@ def test_memory_that_cuda_does_not_get_is_said_with_who_holds_it() -> None:
     full = RuntimeError("cudaErrorMemoryAllocation: out of memory")
     with pytest.raises(CouldNotMeasureError) as caught, naming_holders(lambda: "process 8342 (python): 120.0 GiB"):
         raise full
-    assert caught.value.reason == "others hold memory of this GPU: process 8342 (python): 120.0 GiB"
+    assert caught.value.reason == "other processes use memory of this GPU: process 8342 (python): 120.0 GiB"
     with pytest.raises(RuntimeError, match="out of memory"), naming_holders(lambda: ""):
         raise full
     with pytest.raises(RuntimeError, match="else"), naming_holders(lambda: "process 8342"):
@@ -100,7 +100,7 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     library, group = Library(), AloneGroup()
     with PathWatch(group, identity(0)) as watch:
         assert dict(os.environ) == before
-        with pytest.raises(ValueError, match="nothing listens"):
+        with pytest.raises(ValueError, match="nothing is recorded"):
             watch.path_observer(request_for(ALLREDUCE))
         watch.begin(library, identity(0))
         assert os.environ["NCCL_DEBUG"] == "INFO"

@@ -67,7 +67,7 @@ def _named(command: Arguments, name: str, content: Callable[[], bytes]) -> Calla
 
 
 def _pipe(*command: str) -> Callable[[Path], Arguments]:
-    """Return a command line that ends with a pipe that nobody writes."""
+    """Return a command line that ends with a pipe without a writer."""
 
     def write(folder: Path) -> Arguments:
         os.mkfifo(folder / "pipe")
@@ -224,7 +224,7 @@ LOGS = (
         "",
     ),
     HostileFile(
-        "300,000 channels that several communicators may have",
+        "300,000 channels that may belong to several communicators",
         _explained(
             lambda: (
                 _log(*(_init(0, 1_000, number) for number in range(8))),
@@ -238,7 +238,7 @@ LOGS = (
         "",
     ),
     HostileFile("100,000 files", _many_logs, 3, "files"),
-    HostileFile("a pipe nobody writes", _pipe("explain"), 2, "nobody writes"),
+    HostileFile("a pipe without a writer", _pipe("explain"), 2, "without a writer"),
     HostileFile("/dev/zero", lambda _: ["explain", "/dev/zero"], 2, "/dev/zero"),
     HostileFile("a symlink loop", _loop("explain"), 2, "loop"),
     HostileFile(
@@ -268,7 +268,7 @@ LOGS = (
 )
 
 MACHINES = (
-    HostileFile("a pipe nobody writes", _pipe("topo", "--from"), 2, "nobody writes"),
+    HostileFile("a pipe without a writer", _pipe("topo", "--from"), 2, "without a writer"),
     HostileFile("/dev/zero", lambda _: ["topo", "--from", "/dev/zero"], 2, "/dev/zero"),
     HostileFile("a symlink loop", _loop("topo", "--from"), 2, "symbolic links"),
     HostileFile(
@@ -351,7 +351,10 @@ MACHINES = (
 
 RESULTS = (
     HostileFile(
-        "a pipe nobody writes", lambda path: [*_pipe("compare")(path), str(SNAPSHOT / "topo.json")], 2, "nobody writes"
+        "a pipe without a writer",
+        lambda path: [*_pipe("compare")(path), str(SNAPSHOT / "topo.json")],
+        2,
+        "without a writer",
     ),
     HostileFile("/dev/zero", lambda _: ["compare", "/dev/zero", "/dev/zero"], 2, "/dev/zero"),
     HostileFile("a symlink loop", lambda path: [*_loop("compare")(path), "b.json"], 2, "symbolic links"),
@@ -404,7 +407,7 @@ RESULTS = (
 )
 
 PROFILES = (
-    HostileFile("a pipe nobody writes", lambda path: _pipe("profiles", "lint")(path), 2, "pipe"),
+    HostileFile("a pipe without a writer", lambda path: _pipe("profiles", "lint")(path), 2, "pipe"),
     HostileFile("/dev/zero", lambda _: ["profiles", "lint", "/dev/zero"], 2, "/dev/zero"),
     HostileFile("a symlink loop", _loop("profiles", "lint"), 2, "symbolic links"),
     HostileFile(

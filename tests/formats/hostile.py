@@ -193,7 +193,7 @@ def _nagios(text: str) -> Iterator[str]:
 def _npd(text: str) -> Iterator[str]:
     yield from line_problems(text)
     if text.count("\n") != 1 or len(text) > 81 or not text.isascii() or re.search(r"[|%\\`$]", text):
-        yield f"no message: {text[:100]!r}"
+        yield f"not a message: {text[:100]!r}"
 
 
 PROBLEMS: Mapping[str, Callable[[str], Iterator[str]]] = {

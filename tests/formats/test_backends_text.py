@@ -56,7 +56,7 @@ def test_the_header_says_by_which_clock_each_backend_is_timed() -> None:
         lines = collective_lines(replace(METADATA, options=options), verbose=False)
         return [line.strip() for line in lines if "timed by" in line]
 
-    gate = "timed by the GPU, from a gate that opens once operations wait behind it"
+    gate = "timed by the GPU, starting when a gate releases the queued operations"
     assert said("gate", "torch:nccl", "torch:gloo", "host") == [
         f"nccl and torch:nccl: {gate}",
         "torch:gloo and host: timed by the host, which waits for every operation",
@@ -102,7 +102,7 @@ def test_every_trial_of_mpi_is_shown_with_its_end() -> None:
     ]
     rows = [make_record(MpiTrialRow, trial) for trial in trials]
     assert shown_below(MpiTrialRow, rows)[1:5] == [
-        "MPI on GPU memory, each operation in a job of its own",
+        "MPI on GPU memory, each operation in a separate job",
         "operation  1K       1M          after s  its words",
         "allreduce  crashed  not tried       5.6  signal 11",
         "sendrecv   right    wrong data      6.1  3 wrong",

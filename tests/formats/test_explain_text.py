@@ -76,7 +76,7 @@ def test_a_communicator_that_nobody_used() -> None:
         )
     )
     assert "communicator 0xdd: 2 ranks on 1 node" in lines
-    assert "  no connection: NCCL connects ranks when they first communicate" in lines
+    assert "  no connection, because NCCL connects ranks when they first communicate" in lines
     assert lines[-1] == "verdict: PASS"
 
 
@@ -84,7 +84,7 @@ def test_missing_unknown_and_unnamed() -> None:
     job = Job(via=lambda a, b, r: None if r else "X/new")
     lines = shown(*job.logs()[:3])
     assert "communicator 0xabc1: 4 ranks on 2 nodes, 1 without a log" in lines
-    assert "through host memory: 0 of 6 paths, as NCCL logged them; 6 not known" in lines
+    assert "through host memory: 0 of 6 paths, as NCCL logged them; 6 unknown" in lines
     nameless = shown("".join(f"{job.head(0)}{line}\n" for line in job.connections(0)))
     assert "communicator without a name" in nameless
 
@@ -117,7 +117,7 @@ def test_what_nccl_warns_of() -> None:
     assert "  NCCL warns 3 times: three" in lines
     assert "  NCCL warns 2 times: two" in lines
     assert "  NCCL warns: one" in lines
-    assert "  and of 2 things more" in lines
+    assert "  and 2 more warnings" in lines
 
 
 def test_a_run_that_was_cut_short() -> None:

@@ -204,7 +204,7 @@ def test_results_become_data_frames(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_table_cannot_be_read_back() -> None:
-    with pytest.raises(UsageError, match="no rows"):
+    with pytest.raises(UsageError, match="no readable rows"):
         read_frame("result.txt")
 
 
@@ -213,7 +213,7 @@ gpubench 0.1.0  allreduce  backend nccl  2 ranks on 1 host
   rank 0-1 on n1: GPU 0-1, NVIDIA H200
   NCCL 2.28.9; MPI Open MPI v5.0.11
   ! affects performance: NCCL_ALGO=Ring
-  float32, sum; 20 iterations after 5 to warm up; mean over ranks; every rank's data verified
+  float32, sum; 5 warm-up, then 20 iterations; mean over ranks; data verified on every rank
   size: larger buffer of a rank; K, M, G are 1024-based; GB/s is 1e9 bytes/s
   not measured: 8G: 2 buffers of that size do not fit
 
@@ -225,7 +225,7 @@ gpubench 0.1.0  allreduce  backend nccl  2 ranks on 1 host
 peak busbw        354.15 GB/s at 1G, float32, out of place
 at the largest    354.15 GB/s busbw at 1G, float32, out of place
 at the smallest   9.50 µs at 1K, float32, in place
-expected          not known: speed not judged
+expected          unknown, so speed is not judged
 wrong elements    3
 FAIL wrong-data: rank 1 on n1 (GPU 1, 0000:01:00.0)
   seen:     3 wrong elements in 1 rows
@@ -255,7 +255,7 @@ def options_with(**changes: object) -> Metadata:
 def test_operations_alone_show_percentiles_and_no_bandwidth() -> None:
     rows = tuple(replace(row, mode="latency", p50_us=8.25, p95_us=9.5, p99_us=12345.6) for row in ROWS)
     text = written(TABLE, metadata=options_with(mode="latency", iters=200), rows=rows)
-    assert "float32, sum; 200 operations, each alone, after 5 to warm up; mean over ranks" in " ".join(text.split())
+    assert "float32, sum; 5 warm-up, then 200 operations, one at a time; mean over ranks" in " ".join(text.split())
     line = next(line for line in text.splitlines() if line.lstrip().startswith("1K "))
     assert line.split() == ["1K", "9.81", "8.25", "9.50", "12345.6", "0", "9.50", "8.25", "9.50", "12345.6", "0"]
     assert "busbw" not in text
@@ -269,7 +269,7 @@ def test_as_many_as_it_takes_show_how_sure_the_mean_is() -> None:
     known = (replace(ROW, ci95_percent=0.42), replace(IN_PLACE, ci95_percent=None))
     metadata = options_with(mode="throughput", iters="auto", budget_s=0.5)
     text = written(TABLE, metadata=metadata, rows=known)
-    said = "iterations until the mean is within 1% (95 %) or for 0.5 s a row after 5 to warm up"
+    said = "5 warm-up, then iterations until ±1% (95 % confidence) or 0.5 s per row"
     assert said in " ".join(text.split())
     line = next(line for line in text.splitlines() if line.lstrip().startswith("1K "))
     assert line.split() == ["1K", "9.81", "0.42", "0.10", "0.15", "-", "0", "9.50", "?", "0.10", "0.15", "-", "0"]
@@ -322,11 +322,11 @@ def test_the_limit_stands_in_where_nothing_is_expected() -> None:
     assert "79 lim" in row_of(text, "1G")
     assert "5.6!lim" in row_of(text, "1G")
     assert "lim" not in row_of(text, "1K"), "the share of a limit says nothing of a launch"
-    assert "expected          not known: speed not judged; lim: % of the limit" in text
+    assert "expected          unknown, so speed is not judged; lim: % of the limit" in text
     mixed = written(TABLE, rows=(*small, HEALTHY, SLOW))
-    assert "expected          profile hgx-h200-4; speed judged from 1G on\n" in mixed
+    assert "expected          profile hgx-h200-4; speed judged from 1G\n" in mixed
     other = written(TABLE, rows=(*large, HEALTHY, SLOW))
-    assert "expected          profile hgx-h200-4; speed judged of 2 of 4 rows; lim: % of the limit\n" in other
+    assert "expected          profile hgx-h200-4; speed judged for 2 of 4 rows; lim: % of the limit\n" in other
 
 
 def test_both_placements_with_all_that_judges_them_fit_eighty_columns() -> None:
@@ -393,7 +393,7 @@ def test_a_run_cut_short_shows_its_last_row_and_says_so() -> None:
 def test_host_results_and_simulations_are_labelled() -> None:
     ranks = tuple(RankIdentity(rank=rank, host="laptop", node=0, local_rank=rank, pid=1) for rank in range(20))
     text = written(TABLE, metadata=replace(METADATA, backend="host", ranks=ranks, origin="simulated"))
-    assert "says nothing about GPUs" in text
+    assert "does not apply to GPUs" in text
     assert "(SIMULATED)" in text
     assert "rank 0-19 on laptop" in text
 

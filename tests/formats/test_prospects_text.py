@@ -72,7 +72,7 @@ def test_one_port_of_many_that_is_down_is_slow_and_no_fallback() -> None:
             "GPU2 would be slow, because clocks lowered: hw slowdown",
         ),
         (set_on(simulated("hgx-h200-4"), NCCL_ALGO="Ring"), "this job might be slow, because NCCL_ALGO=Ring in"),
-        (set_on(simulated("hgx-h200-4"), NCCL_SHM_DISABLE="1"), "would take a network inside a node where there is no"),
+        (set_on(simulated("hgx-h200-4"), NCCL_SHM_DISABLE="1"), "would use a network inside a node if there is no"),
         (set_on(simulated("hgx-h200-4"), UCX_TLS="rc,sm"), "would be copied through host memory by MPI, UCX or a"),
     ],
     ids=["slow", "perhaps slow", "a network inside", "copied by MPI"],

@@ -302,15 +302,17 @@ def test_peer_access_of_all_pairs_is_one_sentence(pairs: dict[str, Any], sentenc
 def test_limits_are_one_sentence_or_a_matrix_or_not_known() -> None:
     (node,) = machine("hgx-h200-4")
     whole = re.sub(r"\s+", " ", shown([node]))
-    assert "limit 450 GB/s per direction between any two; per GPU in total 450 over NVLink, 63 over PCIe" in whole
+    assert "limit 450 GB/s per direction between two GPUs; per GPU in total 450 over NVLink, 63 over PCIe" in whole
     odd = shown(machine("hgx-h200-4", "gpu3:nvlink=12"))
     assert re.search(r"GB/s limit +GPU0 +GPU1 +GPU2 +GPU3 +nvlink +pcie\n", odd)
-    assert "per direction; nvlink and pcie: per GPU in total" in odd
+    assert "per direction. nvlink and pcie: total per GPU" in odd
     hidden = tuple(replace(gpu, nvlinks=(), pcie=PcieLink()) for gpu in node.gpus)
     nics = tuple(replace(nic, pcie=PcieLink()) for nic in node.nics)
-    assert "limit        not known; the section pairs says why" in shown([replace(node, gpus=hidden, nics=nics)])
+    assert "limit        not known, for the reasons in the section pairs" in shown(
+        [replace(node, gpus=hidden, nics=nics)]
+    )
     unlinked = tuple(replace(gpu, nvlinks=None) for gpu in node.gpus)
-    assert "limit        not known between any two; per GPU" in shown([replace(node, gpus=unlinked)])
+    assert "limit        not known between two GPUs; per GPU" in shown([replace(node, gpus=unlinked)])
 
 
 def test_a_machine_in_phrases() -> None:
@@ -347,7 +349,7 @@ def test_more_than_twenty_differences_are_counted() -> None:
     nodes = machine("hgx-h100-8*26", *(f"node{node}:driver=1.{node}" for node in range(23)))
     text = shown(nodes)
     assert text.count("  and node") == 20
-    assert "  and 3 more differences, in the section nodes\n" in text
+    assert "  and 3 more differences in the section nodes\n" in text
 
 
 def test_ranks_share_memory_or_not() -> None:
@@ -356,8 +358,8 @@ def test_ranks_share_memory_or_not() -> None:
             rank=number, host="node0", node=0, local_rank=number, pid=number, shm_device=shm_device, environment={}
         )
 
-    assert "2 ranks: one /dev/shm a node; the section ranks" in shown([HEALTHY], [rank(0, 1), rank(1, 1)])
-    assert "2 ranks: several /dev/shm a node; the section ranks" in shown([HEALTHY], [rank(0, 1), rank(1, 2)])
+    assert "2 ranks: one /dev/shm per node. The section ranks" in shown([HEALTHY], [rank(0, 1), rank(1, 1)])
+    assert "2 ranks: several /dev/shm per node. The section ranks" in shown([HEALTHY], [rank(0, 1), rank(1, 2)])
     assert "rank" not in shown([HEALTHY], [rank(0, 1)]).replace("ranks", "rank").split("verdict")[1]
     assert "/dev/shm" not in shown([HEALTHY], [rank(0, 1)])
 

@@ -28,7 +28,7 @@ def test_what_works_needs_no_environment() -> None:
     assert veto_line(both) == "# P2P works: 2 pairs direct, data verified"
     unseen = [path(0, 1, Conclusion.DIRECT, correctness=State.ABSENT)]
     assert veto_line(unseen) == "# P2P works: 1 pair direct, data not verified"
-    assert veto_line([]).startswith("# P2P: one GPU")
+    assert veto_line([]).startswith("# P2P: this machine has only one GPU")
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,8 @@ def test_plain_lines_say_why_where_it_is_sure() -> None:
     assert line.endswith("python (torch 10.0.0.1:29500)  because NCCL_P2P_DISABLE=1 in the environment")
     assert list(plain_lines(WatchFrame(seconds=1, rows=[], jobs=[]))) == ["     1.0 s  no process uses a GPU"]
     waiting = WatchFrame(seconds=1, rows=[], jobs=[], waiting=True)
-    assert list(plain_lines(waiting)) == ["     1.0 s  waiting for the first bytes"]
-    assert "waiting for the first bytes" in text(waiting)
+    assert list(plain_lines(waiting)) == ["     1.0 s  waiting for the first traffic"]
+    assert "waiting for the first traffic" in text(waiting)
     unsure = job(verdict=Verdict.ERROR, cause=None, cause_seen=None, advice=None, way=Way.UNKNOWN)
     assert "  as much leaves as enters" in text(WatchFrame(seconds=1, rows=[], jobs=[unsure]))
 

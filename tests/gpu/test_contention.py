@@ -151,7 +151,7 @@ def test_who_holds_the_memory_is_said_where_a_size_does_not_fit() -> None:
     with another(HOLDS) as pid:
         result = gpubench("allreduce", "--sizes", "1K,8G", *launch(), env=launched())
     said = result.stdout + result.stderr
-    assert "others hold its memory: " in said
+    assert "other processes use its memory: " in said
     assert f"process {pid} (python" in said or "not visible here" in said
 
 

@@ -72,5 +72,5 @@ def test_ranks_of_the_users_mpirun_measure_it_too() -> None:
 def test_caps_beside_a_cap_of_the_user_are_refused() -> None:
     result = gpubench("overlap", "--sizes", "1M", *launch(), env=launched(NCCL_MAX_CTAS="8"))
     assert result.returncode == 2
-    assert "NCCL_MAX_CTAS=8 set already" in result.stderr
+    assert "NCCL_MAX_CTAS=8, which is already set" in result.stderr
     assert "Traceback" not in result.stderr

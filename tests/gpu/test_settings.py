@@ -54,7 +54,7 @@ def test_every_algorithm_and_protocol_is_taken_and_the_own_choice_is_beside_them
         assert rows
         assert {format_choice(row["algorithm"], row["protocol"]) for row in rows} == {setting}
         assert {row["wrong"] for row in rows} == {0}
-        assert not [row["note"] for row in rows if "asked for" in str(row["note"])]
+        assert not [row["note"] for row in rows if "requested" in str(row["note"])]
     own = by_setting(document, None)
     assert len(own) == len(by_setting(document, "again")) == len(document["winners"])
     assert all(row["algorithm"] and row["protocol"] for row in own)

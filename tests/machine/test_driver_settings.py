@@ -27,7 +27,7 @@ TemporaryFilePath: "/var/tmp"
 MISMATCH = """\
 Fabric Manager version 550.90.07 is running
 fabric manager NVIDIA GPU driver interface version 570.86.15 don't match with driver version 570.124.06."""
-HIDDEN = "this PID namespace is a container's own: the host's processes are not visible"
+HIDDEN = "this is the PID namespace of a container, so the host's processes are not visible"
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_the_version_that_a_service_last_wrote(tree: Tree, log: str, version: st
     found, unknown = read_services(tree.root)
     assert found["nv-fabricmanager"].version == version
     reason = unknown.get("services.nv-fabricmanager.version")
-    assert reason == (None if version else "fabricmanager.log names no version near its end")
+    assert reason == (None if version else "fabricmanager.log has no version at its end")
 
 
 @given(st.text(max_size=80), st.sampled_from(["", "NvLinkDisable: ", 'RegistryDwords: "ForceP2P']))

@@ -128,7 +128,7 @@ def test_under_mig_cuda_s_count_is_of_an_instance() -> None:
     split = NvmlFacts(gpus=(GpuFacts(index=0, bus_id=bus(6), mig=True), GpuFacts(index=1, bus_id=bus(7), mig=False)))
     first, second = merge("node1", None, split, cuda(6, 7)).gpus
     assert (first.cuda_index, first.multiprocessors) == (0, None)
-    assert first.unknown["multiprocessors"] == "under MIG CUDA counts those of an instance"
+    assert first.unknown["multiprocessors"] == "under MIG, CUDA counts the SMs of an instance"
     assert (second.multiprocessors, second.unknown) == (132, {})
 
 

@@ -27,7 +27,7 @@ def test_an_empty_folder_of_nodes_is_none(tmp_path: Path) -> None:
     check_recordable(tmp_path)
     assert (tmp_path / "nodes").is_dir()
     write_recording(tmp_path, [NODE], [])
-    with pytest.raises(UsageError, match="holds a recording already"):
+    with pytest.raises(UsageError, match="already has a recording"):
         check_recordable(tmp_path)
     assert read_recording(tmp_path)[0] == [NODE]
 

@@ -30,7 +30,7 @@ def test_an_mpi_that_crashes_is_a_finding_and_no_crash(tmp_path: Path) -> None:
     assert len(document["mpi_support"]) == 9 * 2
     assert document["metadata"]["libraries"]["MPI on GPU memory"] == "Open MPI v4.1.6: MPIX_Query_cuda_support no"
     table = text.read_text()
-    assert "MPI on GPU memory, each operation in a job of its own" in table
+    assert "MPI on GPU memory, each operation in a separate job" in table
     assert "crashed  not tried" in table
 
 

@@ -63,8 +63,12 @@ def test_under_a_users_own_mpirun_nccl_is_asked_whether_ranks_may_share_a_gpu() 
     for settings, options, seen in (
         ({"GPUBENCH_TEST_GPUS": "1"}, (), "NCCL 2.28.9 from /fake/libnccl.so.2 refuses that"),
         (one_gpu, (), "NCCL_MULTI_RANK_GPU_ENABLE is not 1"),
-        ({**one_gpu, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "GPUBENCH_TEST_MPS": "1"}, (), "with 200 % of its SMs in all"),
-        (one_gpu, ("--ranks-per-gpu", "2"), "--ranks-per-gpu only where gpubench launches itself"),
+        (
+            {**one_gpu, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "GPUBENCH_TEST_MPS": "1"},
+            (),
+            "with 200 % of its SMs in total",
+        ),
+        (one_gpu, ("--ranks-per-gpu", "2"), "--ranks-per-gpu only if gpubench starts the ranks"),
     ):
         result = mpirun_on_fake_gpus(2, *SMALL, *options, **settings)
         assert result.returncode == 2, result.stderr

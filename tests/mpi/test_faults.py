@@ -220,7 +220,11 @@ def test_a_stopped_watchdog_delays_no_end(how: str, output: Path) -> None:
     os.kill(pid, signal.SIGSTOP)
     said = run.end()
     assert run.process.returncode == 0
-    assert re.search(r"the watchdog of rank \d on .* was stopped by a signal, and killed since it did not go on", said)
+    assert re.search(
+        r"the watchdog of rank \d on .* was stopped by a signal, and killed because it did not "
+        "continue",
+        said,
+    )
     assert run.document["verdict"] in ("PASS", "SKIP")
 
 

@@ -518,4 +518,4 @@ def test_each_number_of_ranks_is_a_job_of_its_own() -> None:
 def test_several_numbers_of_ranks_under_mpirun_are_refused() -> None:
     result = mpirun(2, "allreduce", *SMALL, "--np", "1,2")
     assert result.returncode == 2
-    assert "expected: one process, which starts a job per number of ranks" in result.stderr
+    assert "expected: one process that starts one job per number of ranks" in result.stderr

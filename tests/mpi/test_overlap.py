@@ -87,7 +87,7 @@ def test_a_rank_that_hangs_beside_computation_ends_the_run() -> None:
 
 @pytest.mark.parametrize("name", ["NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"])
 def test_caps_beside_a_cap_of_the_user_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name}=8 set already") as caught:
+    with pytest.raises(UsageError, match=f"{name}=8, which is already set") as caught:
         check_caps(DEFAULT_CTAS, {name: "8"})
     assert "--ctas own" in str(caught.value.next_step)
     with pytest.raises(UsageError) as ours:

@@ -143,4 +143,4 @@ def test_a_folder_with_a_recording_is_refused_before_ranks_start_under_mpirun_to
     (tmp_path / "nodes" / "n0.json").write_text("{}")
     for result in (gpubench(*HOST, "--record", str(tmp_path)), mpirun(2, *HOST, "--record", str(tmp_path))):
         assert result.returncode == 2, result.stderr
-        assert (result.stdout + result.stderr).count("holds a recording already") == 1
+        assert (result.stdout + result.stderr).count("already has a recording") == 1

@@ -113,7 +113,7 @@ def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gon
     document = json.loads(resumed.stdout[resumed.stdout.index("{") :])
     assert silent(document) == {"rank3": "node gone"}
     seen = seen_of(document, "node gone")
-    assert "not in the job that goes on" in seen or "its supervisor is gone" in seen
+    assert "not in the resumed job" in seen or "its supervisor is gone" in seen
     assert (rounds / "scan.jsonl").read_text().startswith(before)
 
 
@@ -143,7 +143,7 @@ def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(
     ("ranks", "arguments", "said"),
     [
         (2, (), "scan of one node"),
-        (2, ("--ranks-as-nodes",), "no third tells which of them is slow"),
+        (2, ("--ranks-as-nodes",), "do not show which of them is slow"),
         (3, ("--simulate", "hgx-h100-8*8"), "nothing is measured here"),
     ],
 )

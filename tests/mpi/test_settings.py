@@ -53,7 +53,7 @@ def test_algorithms_and_protocols_beside_the_own_choice(tmp_path: Path) -> None:
         if row["setting"] in names:
             assert f"{row['algorithm']}/{row['protocol']}".lower() == row["setting"]
             assert row["channels"] == 24
-            assert row["note"] is None or "asked for" not in row["note"]
+            assert row["note"] is None or "requested" not in row["note"]
     best = document["winners"]
     assert len(best) == 3 * 2
     assert {(row["own_algorithm"], row["own_protocol"]) for row in best} == {("RING", "LL")}
@@ -67,7 +67,7 @@ def test_algorithms_and_protocols_beside_the_own_choice(tmp_path: Path) -> None:
     assert [row["conclusion"] for row in document["fallback"]] == ["direct"]
     assert not {"NCCL_ALGO", "NCCL_PROTO"} & set(document["metadata"]["environment"])
     text = table.read_text()
-    assert "every size in 6 ways, one after the other: own choice, ring/ll, ring/simple, tree/ll" in text
+    assert "every size in 6 variants, one after the other: own choice, ring/ll, ring/simple, tree/ll" in text
     assert "fastest by size, float32, sum, out of place" in text
     assert text.count("cross-over  ") == 2
     assert max(map(len, text.splitlines()[:-1])) <= 100
@@ -106,7 +106,7 @@ def test_two_backends_in_one_table() -> None:
     result = on_fake_gpus(*SMALL, *arguments, "--out-of-place", "--width", "120", "--exit-zero")
     assert result.returncode == 0, result.stderr
     assert "allreduce  backend nccl and host  4 ranks" in result.stdout
-    assert "3 ways, one after the other: nccl, nccl again, host" in result.stdout
+    assert "3 variants, one after the other: nccl, nccl again, host" in result.stdout
     assert result.stdout.count("speed, % of nccl's, ") == 4
     csv_text = on_fake_gpus(*SMALL, *arguments[:2], "--format", "csv", "--section", "winners").stdout
     lines = list(csv.DictReader(io.StringIO(csv_text)))
@@ -167,7 +167,7 @@ def test_a_hierarchy_of_each_backend_beside_settings(tmp_path: Path) -> None:
         (("--max-ctas", "0"), 2, "--max-ctas 0"),
         (("--set", "NCCL_MAX_NCHANNELS=4"), 2, "--set needs GPUs, and this host shows none"),
         (("--set", "NCCL_ALGO=ring", "--algo", "tree"), 2, "--set NCCL_ALGO and --algo exclude each other"),
-        (("--set", "NCCL_NET=IB", "--set", "NCCL_NET=Socket"), 2, "--set NCCL_NET is given twice"),
+        (("--set", "NCCL_NET=IB", "--set", "NCCL_NET=Socket"), 2, "--set NCCL_NET is set twice"),
         (("--set", "NCCL_NET=IB", "--record", "recorded"), 2, "--set NCCL_NET with --record"),
         (("--set", "NCCL_NET=IB", "--hierarchical"), 2, "--set NCCL_NET with --hierarchical"),
         (("--set", "NCCL_NET=IB", "--split", "node"), 2, "--set with --split"),
@@ -196,11 +196,11 @@ def test_averages_of_averages_and_uneven_nodes_are_refused() -> None:
 def test_a_choice_that_somebody_made_already_is_not_nccls_own() -> None:
     result = on_fake_gpus(*SMALL, "--algo", "tree", NCCL_ALGO="Ring")
     assert result.returncode == 2
-    assert "--algo with NCCL_ALGO=Ring set already" in result.stderr
+    assert "--algo with NCCL_ALGO=Ring, which is already set" in result.stderr
     assert "unset NCCL_ALGO" in result.stderr
     result = on_fake_gpus(*SMALL, "--set", "NCCL_NET=IB", NCCL_NET="Socket")
     assert result.returncode == 2
-    assert "--set with NCCL_NET=Socket set already" in result.stderr
+    assert "--set with NCCL_NET=Socket, which is already set" in result.stderr
 
 
 @pytest.mark.slow
@@ -288,7 +288,7 @@ def test_a_soak_ends_in_order_when_it_is_interrupted() -> None:
     VALIDATOR.validate(document)
     assert document["complete"] is True
     assert len(document["rows"]) == 2
-    assert "the soak ends with this row" in said
+    assert "the soak ends after this row" in said
     assert "0 wrong elements" in said
 
 
@@ -327,7 +327,7 @@ def test_a_variable_has_jobs_of_its_own_that_take_turns(tmp_path: Path) -> None:
     assert document["refused"] == []
     assert "variable-not-verified" in {each["id"] for each in document["findings"]}, "this library does not tell"
     text = " ".join(table.read_text().split())
-    assert "5 ways, each in two jobs of its own that take turns there and back: own choice, NCCL_MAX" in text
+    assert "5 variants, each in two separate jobs that run in alternating order: own choice, NCCL_MAX" in text
 
 
 @pytest.mark.slow

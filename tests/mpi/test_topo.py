@@ -64,7 +64,7 @@ def test_facts_of_processes_are_recorded_and_read_back(tmp_path: Path) -> None:
 def test_wrong_usage_is_said_once_and_every_rank_ends_with_it(tmp_path: Path) -> None:
     result = mpirun(2, "topo", "--replay", str(tmp_path / "nothing"))
     assert result.returncode == 2
-    assert result.stderr.count("holds no recording") + result.stdout.count("holds no recording") == 1
+    assert result.stderr.count("has no recording") + result.stdout.count("has no recording") == 1
 
 
 def test_one_of_three_hosts_differs(tmp_path: Path) -> None:

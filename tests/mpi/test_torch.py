@@ -68,7 +68,7 @@ def test_torch_beside_mpi_on_cpus_in_one_table(tmp_path: Path) -> None:
     assert "host" in document["sentence"]
     text = table.read_text()
     assert "speed, % of torch:gloo's, float32, sum, in place" in text
-    assert "Gloo on CPU buffers: says nothing about GPUs or their links" in text
+    assert "Gloo on CPU buffers: the result does not apply to GPUs or their links" in text
     assert "fastest by size" not in text
 
 

@@ -68,7 +68,7 @@ def test_with_a_switch_a_rail_a_leaf_is_all_that_share_most_of_theirs(tmp_path: 
 def test_ports_that_nobody_named_are_no_hosts_of_the_job(tmp_path: Path) -> None:
     unnamed = '"H-0008f10403961354"[1](8f10403961355) \t\t# "MT4129 ConnectX7 Mellanox Technologies" lid 4 4xNDR'
     for port in (unnamed, UPLINK):
-        with pytest.raises(UsageError, match="names no host"):
+        with pytest.raises(UsageError, match="has no host names"):
             read(tmp_path, of(switch(1, port)))
 
 

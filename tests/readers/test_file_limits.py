@@ -74,7 +74,7 @@ def test_samples_are_read_within_limits(recording: Path, monkeypatch: pytest.Mon
 def test_a_pipe_in_a_recording_is_not_waited_for(place: str, recording: Path) -> None:
     (recording / place).unlink()
     os.mkfifo(recording / place)
-    with pytest.raises(UsageError, match=rf"{place} is a pipe, and no file"):
+    with pytest.raises(UsageError, match=rf"{place} is a pipe, not a file"):
         read_recording(recording)
 
 
@@ -154,7 +154,7 @@ def test_profiles_nest_no_deeper_than_they_do(text: str, said: str) -> None:
 def test_profiles_are_small_regular_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large.toml").write_bytes(b"#" * (profile_limits.MOST_BYTES + 1))
     os.mkfifo(tmp_path / "pipe.toml")
-    for name, said in (("large", "256 KiB are the most"), ("pipe", "and no file")):
+    for name, said in (("large", "256 KiB are the most"), ("pipe", "not a file")):
         with pytest.raises(UsageError, match=said):
             read_file(tmp_path / f"{name}.toml")
     monkeypatch.setattr(profile_limits, "MOST_FILES", 1)

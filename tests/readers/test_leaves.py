@@ -48,15 +48,15 @@ def test_names_with_and_without_their_domain_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a b c\n", "names no leaf"),
-        ("Nodes=a\n", "names no leaf"),
-        ("a one\na two\n", "hangs on one and on two"),
-        ("SwitchName=s Switches=a\n", "names no leaf"),
-        ("node[0-] x\n", "no list of nodes|no range"),
-        ("node[3-1] x\n", "no range"),
-        ("node[0-9999999999] x\n", "no range"),
+        ("a b c\n", "has no leaf"),
+        ("Nodes=a\n", "has no leaf"),
+        ("a one\na two\n", "is connected to one and to two"),
+        ("SwitchName=s Switches=a\n", "has no leaf"),
+        ("node[0-] x\n", "not a list of nodes|not a range"),
+        ("node[3-1] x\n", "not a range"),
+        ("node[0-9999999999] x\n", "not a range"),
         ("n[0-99999]m[0-99999] x\n", "more than"),
-        ("n[[0]] x\n", "no list of nodes"),
+        ("n[[0]] x\n", "not a list of nodes"),
         ("", "is empty"),
     ],
 )

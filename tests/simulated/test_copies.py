@@ -90,9 +90,9 @@ def test_simulated_memory_holds_nothing_and_says_so() -> None:
     data, block = DataPattern(DataType.INT64, None, 2), Block(0, 1, 8, 0, 8)
     memory.fill_sent(data, block, 0)
     memory.fill_byte(64, 1)
-    with pytest.raises(NotImplementedError, match="holds no data"):
+    with pytest.raises(NotImplementedError, match="contains no data"):
         memory.count_wrong(data, [(block, 0)])
-    with pytest.raises(NotImplementedError, match="holds no data"):
+    with pytest.raises(NotImplementedError, match="contains no data"):
         memory.array(0, 8, "int64")
     assert NoCounters().read(0) == LinkBytes()
     machine.close()

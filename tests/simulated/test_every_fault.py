@@ -86,7 +86,7 @@ def what_changes(key: FaultKey, profile: Profile) -> Changes:
         "nic generation": Changes("nic.pcie node.pci_devices", refused=NO_LINK),
         "nic errors": Changes("node.rdma_ports", refused="no RDMA port"),
         "nic missing": Changes("nic.* node.rdma_ports node.pci_devices"),
-        "link nvlink": Changes(link_facts, {DIRECT}, {RINGS, ALL_TO_ALL, AT_ROOT}, "no NVLink joins the two"),
+        "link nvlink": Changes(link_facts, {DIRECT}, {RINGS, ALL_TO_ALL, AT_ROOT}, "no NVLink connects the two"),
         "link p2p": Changes(REFUSED_PAIRS, {DIRECT}, COLLECTIVES),
         "link staged": Changes("", {DIRECT}, COLLECTIVES),
         "link corrupts": Changes("", {DATA}),

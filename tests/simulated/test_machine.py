@@ -46,10 +46,10 @@ def pair_of(snapshot: Snapshot, source: str, destination: str) -> Any:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no machine"),
-        ("*4", "is no machine"),
-        ("hgx-h200-4*", "is no machine"),
-        ("hgx-h200-4*x", "is no machine"),
+        ("", "is not a machine"),
+        ("*4", "is not a machine"),
+        ("hgx-h200-4*", "is not a machine"),
+        ("hgx-h200-4*x", "is not a machine"),
         ("hgx-h200-4*0", "has 0 nodes"),
         (f"hgx-h200-4*{MOST_NODES + 1}", "has 16385 nodes"),
         ("hgx-h201-4", "no profile is called"),
@@ -117,9 +117,9 @@ def test_gpus_may_be_joined_directly_and_switches_nested() -> None:
     assert active == [12, 8, 8, 12]
     (cut,) = snapshots(machine, [parse_fault("link1-2:nvlink=00")])
     assert pair_of(cut, "GPU2", "GPU1").nvlink == "NS"
-    with pytest.raises(UsageError, match="6 NVLinks join the two"):
+    with pytest.raises(UsageError, match="6 NVLinks connect the two GPUs"):
         snapshots(machine, [parse_fault("link1-2:nvlink=7")])
-    with pytest.raises(UsageError, match="no NVLink joins the two directly"):
+    with pytest.raises(UsageError, match="no NVLink connects the two GPUs directly"):
         snapshots(machine, [parse_fault("link0-2:nvlink=1")])
     halved = Times(machine, [parse_fault("link1-2:nvlink=3")])
     whole = Times(machine)
@@ -225,12 +225,12 @@ def test_every_fault_of_a_node_shows() -> None:
         ("rtx-4090-2", "gpu0:nvlink=1", "the GPU has no NVLinks"),
         ("rtx-4090-2", "gpu0:generation=5", "its PCIe generation is at most 4.*1 to 4"),
         ("dgx-spark", "nic0:width=8", "its PCIe width is at most 4.*1 to 4"),
-        ("dgx-spark", "gpu0:width=8", "profile of this machine does not say which PCIe width the device has"),
-        ("gb200-nvl-4", "gpu0:generation=3", "does not say which PCIe generation the device has"),
-        ("hgx-h200-4", "nic0:width=8", "does not say which PCIe width the device has.*hgx-h100-8"),
+        ("dgx-spark", "gpu0:width=8", "profile of this machine does not have the PCIe width of the device"),
+        ("gb200-nvl-4", "gpu0:generation=3", "does not have the PCIe generation of the device"),
+        ("hgx-h200-4", "nic0:width=8", "does not have the PCIe width of the device.*hgx-h100-8"),
         ("rtx-4090-2", "gpu0:fabric=in_progress", "no NVLink fabric"),
         ("hgx-a100-8", "gpu0:health=route_unhealthy", "no NVLink fabric"),
-        ("hgx-h200-4", "link0-1:nvlink=4", "no NVLink joins the two directly"),
+        ("hgx-h200-4", "link0-1:nvlink=4", "no NVLink connects the two GPUs directly"),
     ],
 )
 def test_a_fault_that_the_machine_cannot_have_is_refused(machine: str, fault: str, message: str) -> None:
@@ -369,7 +369,7 @@ def test_what_cannot_be_simulated_says_why() -> None:
     with pytest.raises(CouldNotMeasureError, match="no NIC that is up"):
         times("hgx-h200-4/1*2").ideal_seconds("allreduce", 8)
     other = replace(profiles.load("hgx-h200-4"), expected=(), curve=())
-    with pytest.raises(UsageError, match="expects no time of allreduce"):
+    with pytest.raises(UsageError, match="has no expected time for allreduce"):
         Times(SimulatedMachine(other)).ideal_seconds("allreduce", 8)
     with pytest.raises(CouldNotMeasureError, match="no NIC that is up"):
         times("hgx-h100-8*2", *(f"node1.nic{number}:state=down" for number in range(8))).ideal_seconds("allreduce", 8)

@@ -67,7 +67,7 @@ def test_experts_have_their_own_width_wherever_it_stands(tmp_path: Path, *, reve
 def test_what_of_a_config_is_not_modelled_is_said(tmp_path: Path) -> None:
     config = LLAMA | {"model_type": "newarch", "is_encoder_decoder": True}
     _, notes = read_model(written(tmp_path / "config.json", config))
-    assert "model_type newarch: taken for a decoder with an MLP of two matrices" in notes
+    assert "model_type newarch: modelled as a decoder with an MLP of two matrices" in notes
     assert "is_encoder_decoder is not modelled" in notes
 
 
@@ -77,8 +77,8 @@ SHAPE = "layers = 2\nhidden = 256\nheads = 16\nsequence = 64\n"
 @pytest.mark.parametrize(
     ("line", "seen"),
     [
-        ("key_value_heads = 5", "16 heads do not divide by 5 key_value_heads"),
-        ("key_value_heads = 32", "16 heads do not divide by 32 key_value_heads"),
+        ("key_value_heads = 5", "16 heads cannot be divided by 5 key_value_heads"),
+        ("key_value_heads = 32", "16 heads cannot be divided by 32 key_value_heads"),
         ("experts = 8\nexperts_per_token = 9", "9 experts_per_token of 8 experts"),
         ('data_type = "int8"', "data_type is 'int8'"),
     ],
@@ -103,19 +103,19 @@ def test_toml_has_the_names_of_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "seen"),
     [
-        ("m.toml", "layers = ", "no TOML"),
-        ("m.json", "{", "no JSON"),
-        ("m.json", "[1]", "holds no keys"),
+        ("m.toml", "layers = ", "is not TOML"),
+        ("m.json", "{", "is not JSON"),
+        ("m.json", "[1]", "has no keys"),
         ("m.toml", "layers = 2\nhidden = 8", "has no heads"),
-        ("m.toml", "layers = 2\nhidden = 8\nheads = 3", "does not divide by 3 heads"),
+        ("m.toml", "layers = 2\nhidden = 8\nheads = 3", "cannot be divided by 3 heads"),
         ("m.toml", "layers = 2\nhidden = 8\nheads = 2\nhiden = 3", "unknown key 'hiden'"),
         ("m.toml", "layers = 2.5\nhidden = 8\nheads = 2", "layers is 2.5"),
         ("m.toml", "layers = 0\nhidden = 8\nheads = 2", "layers is 0"),
         ("m.toml", "layers = true\nhidden = 8\nheads = 2", "layers is True"),
-        ("m.toml", "layers = 2\nhidden = 8\nheads = 2\nexperts = 4", "4 experts and 0 a token"),
+        ("m.toml", "layers = 2\nhidden = 8\nheads = 2\nexperts = 4", "4 experts and 0 per token"),
         ("m.toml", "layers = 2\nhidden = 8\nheads = 2\ndata_type = 'int3'", "data_type is 'int3'"),
         ("m.toml", "layers = 2\nhidden = 8\nheads = 2\ngated = 1", "gated is 1"),
-        ("m.txt", "what is this", "begins no kind of file"),
+        ("m.txt", "what is this", "is not the start of a file"),
         ("m.toml", "", "is empty"),
     ],
 )

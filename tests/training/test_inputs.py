@@ -95,7 +95,7 @@ def test_sizes_beyond_a_curve_are_told() -> None:
     times = CollectiveTimesFound(LinearFabric(100.0).curve)
     times.seconds("allreduce", CommunicatorRanks(4), 8)
     times.seconds("allgather", CommunicatorRanks(4), 2**20)
-    assert times.beyond() == ["allreduce of 8 B, known from 256 to 8G"]
+    assert times.beyond() == ["allreduce of 8 B, with known times from 256 to 8G"]
 
 
 def row(size: int, kappa_m: float, sharing: float | None = None, name: str = "allreduce") -> MeasuredContention:

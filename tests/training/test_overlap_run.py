@@ -236,7 +236,7 @@ def test_a_partner_s_wrong_results_count(monkeypatch: pytest.MonkeyPatch) -> Non
 
     report, rows, _ = run(monkeypatch, change=change)
     assert {row.wrong for row in rows} == {3}
-    assert "3 of the wrong elements are the partner's" in str(rows[0].note)
+    assert "3 of the wrong elements are from the partner" in str(rows[0].note)
     assert report.verdict is Verdict.FAIL
 
 

@@ -42,7 +42,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "plan  gpt-0.8B on 2 GPUs (NVIDIA H200)  (RECORDED)\n" in result.stdout
     assert "806 M parameters: 16 layers" in result.stdout
-    assert "contention between compute and communication was not measured: as on two H200s" in result.stdout
+    assert "contention between compute and communication was not measured. As on two H200s" in result.stdout
     assert re.match(
         r"SKIP: a step of ddp takes 9\d\.\d ms, of which communication costs", result.stdout.splitlines()[-1]
     )
@@ -53,7 +53,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert row["step_least_ms"] <= row["step_ms"] <= row["step_most_ms"]
     assert f"collectives measured: {RECORDED / 'healthy' / 'allreduce.json'}" in found["metadata"]["options"]["notes"]
     text = page.read_text()
-    assert "<li>contention between compute and communication was not measured: as on two H200s" in text
+    assert "<li>contention between compute and communication was not measured. As on two H200s" in text
 
 
 @without_gpus
@@ -83,7 +83,7 @@ def test_a_profile_stands_for_a_machine_and_is_labelled() -> None:
     assert result.returncode == 0, result.stderr
     assert "on 8 GPUs (NVIDIA H200)  (SIMULATED)" in result.stdout
     computed = re.sub(r"\s+", " ", result.stdout)
-    assert "products at 48% to 66% of the 989 TFLOP/s of the data sheet of NVIDIA H200" in computed
+    assert "products at 48% to 66% of the 989 TFLOP/s in the data sheet of NVIDIA H200" in computed
     assert re.search(r"a step of \S+ takes \d+ to \d+ ms, of which communication costs \d+ %", result.stdout)
     assert "collectives expected: profile hgx-h200-8" in result.stdout
     assert re.search(r"link0-1:staged=yes +a pair that goes through host memory", result.stdout)
@@ -132,7 +132,7 @@ def test_faults_that_a_scan_found_are_costed(tmp_path: Path) -> None:
 def test_a_model_that_does_not_fit_is_told_what_would() -> None:
     result = gpubench("plan", "--parameters", "70B", "--simulate", "hgx-h200-4")
     assert result.returncode == 2
-    assert "70B does not fit 4 × NVIDIA H200: 'fsdp' takes 263.9 GiB of 140.4 GiB a GPU" in result.stderr
+    assert "70B does not fit 4 × NVIDIA H200: 'fsdp' takes 263.9 GiB of 140.4 GiB per GPU" in result.stderr
     assert re.search(
         r"try: +--simulate 'hgx-h200-4\*4' --layout fsdp, which takes \d+\.\d GiB on each of 16 GPUs", result.stderr
     )
@@ -143,7 +143,7 @@ def test_a_model_that_does_not_fit_is_told_what_would() -> None:
     ran = gpubench(*ddp, "--step", "1s")
     assert ran.returncode == 0, "what was measured did fit"
     both = gpubench(*ddp, "--layout", "fsdp")
-    assert "ddp is left out: its states take 187.5 GiB a GPU" in both.stdout
+    assert "ddp is left out: its states take 187.5 GiB per GPU" in both.stdout
 
 
 H200 = ("--simulate", "hgx-h200-4")
@@ -158,22 +158,22 @@ HEALTHY = ("--results", str(RECORDED / "healthy"))
         (("nowhere.toml", *H200), "nowhere.toml does not exist"),
         (("--parameters", "7", *H200), "--parameters 7: no unit"),
         (("--parameters", "1B", *H200, "--layout", "tp3"), "takes a multiple of 3 GPUs, and there are 4"),
-        (("--parameters", "1B", *H200, "--layout", "tp2 tp2"), "is no word of a layout, or stands twice"),
+        (("--parameters", "1B", *H200, "--layout", "tp2 tp2"), "is not part of a layout, or is repeated"),
         (("--parameters", "1B", *H200, "--layout", "pp4 v8"), "16 layers are fewer than 32 stages"),
         (("--parameters", "1B", *H200, "--recompute", "all"), "'all'"),
         (("--parameters", "1B", *H200, "--step", "412ms"), "a measured step without --layout"),
-        (("--parameters", "1B", *H200, "--layout", "ddp", "--step", "412"), "--step 412: no time of a step"),
+        (("--parameters", "1B", *H200, "--layout", "ddp", "--step", "412"), "--step 412 is not the time of a step"),
         (("--parameters", "1B", *H200, "--layout", "ddp", "--step", "1ms"), "a step of ddp in 1 ms on 4 GPUs"),
         (("--parameters", "1B", *H200, "--tflops", "3", "--step", "412ms"), "exclude each other"),
         (("--parameters", "1B", "--simulate", "hgx-a100-8", "--fp8"), "--fp8 on NVIDIA A100"),
-        (("--parameters", "1B", *H200, "--measure"), "--measure without a GPU to measure on"),
+        (("--parameters", "1B", *H200, "--measure"), "--measure without a GPU"),
         (("--parameters", "1B", *H200, "--measure", "--tflops", "3"), "exclude each other"),
         (("--parameters", "1B", *H200, "--gpus", "5"), "--gpus 5 of a machine with 4"),
         (("--parameters", "1B", *H200, "--fault", "gpu9:nvlink=3"), "there is no GPU 9"),
         (("--parameters", "1B", "--simulate", "host"), "has no GPUs"),
-        (("--parameters", "1B", "--simulate", "rtx-pro-6000-8"), "computes is not known"),
-        (("--parameters", "1B", "--simulate", "hgx-h100-8", *HEALTHY), "results of another machine"),
-        (("--parameters", "1B", *H200, "--results", "docs"), "docs holds no results of a collective"),
+        (("--parameters", "1B", "--simulate", "rtx-pro-6000-8"), "the compute speed of"),
+        (("--parameters", "1B", "--simulate", "hgx-h100-8", *HEALTHY), "results are from"),
+        (("--parameters", "1B", *H200, "--results", "docs"), "docs has no results of a collective"),
         (("--parameters", "1B", *H200, "--overlap", "README.md"), "README.md"),
         (
             ("--parameters", "1B", *H200, "--overlap", str(RECORDED / "healthy" / "allreduce.json")),
@@ -200,11 +200,11 @@ def test_a_collective_that_nobody_knows_is_named(tmp_path: Path, model: str) -> 
     assert gpubench(*command, "--layout", "ddp").returncode == 0
     result = gpubench(*command, "--layout", "zero1")
     assert result.returncode == 2
-    assert "nothing is known of reducescatter among 4 ranks" in result.stderr
-    assert "there are allreduce of 4" in result.stderr
+    assert "there is no time for reducescatter among 4 ranks" in result.stderr
+    assert "Known: allreduce of 4" in result.stderr
     everything = gpubench(*command)
     assert everything.returncode == 0, everything.stderr
-    assert "zero1 is left out: nothing is known of reducescatter among 4 ranks" in everything.stdout
+    assert "zero1 is left out: there is no time for reducescatter among 4 ranks" in everything.stdout
 
 
 @pytest.fixture(scope="module")
@@ -236,10 +236,10 @@ def test_backends_of_one_table_are_never_one_curve(model: str, tmp_path: Path, s
     stored(tmp_path, "gloo.json", simulated_curve, backend="torch:gloo")
     both, notes = step_and_notes(model, *machine, str(tmp_path))
     assert both == alone
-    assert "allreduce is that of simulated; left out: torch:gloo" in notes
+    assert "allreduce was measured with simulated. Left out: torch:gloo" in notes
     only, notes = step_and_notes(model, *machine, str(tmp_path / "gloo.json"))
     assert only > alone
-    assert "torch:gloo, which is not what GPUs usually train with" in notes
+    assert "torch:gloo, which is unusual for training on GPUs" in notes
 
 
 def test_times_of_wrong_data_are_no_curve(model: str, tmp_path: Path, simulated_curve: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ def test_overlap_of_another_gpu_or_of_wrong_data_is_not_taken(tmp_path: Path) ->
     path = Path(overlap_of(tmp_path))
     other = gpubench("plan", "--parameters", "1B", "--simulate", "hgx-h100-8", "--overlap", str(path))
     assert other.returncode == 2
-    assert "results of another machine: they are of NVIDIA H200" in other.stderr
+    assert "results are from NVIDIA H200" in other.stderr
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"overlap": [row | {"wrong": 3} for row in document["overlap"]]}))
     wrong = gpubench("plan", "--parameters", "1B", "--simulate", "hgx-h200-2", "--overlap", str(path))
@@ -363,7 +363,7 @@ def test_tensor_parallelism_beyond_the_nvlinks_is_priced_and_said() -> None:
     command = ("plan", "--parameters", "7B", "--simulate", "hgx-h100-8*4", "--format", "json", "--layout")
     within, beyond = (json.loads(gpubench(*command, each).stdout) for each in ("tp8 ddp", "tp16 ddp"))
     assert beyond["layouts"][0]["exposed_ms"] > 2 * within["layouts"][0]["exposed_ms"]
-    said = "tp16 crosses nodes, whose NVLink joins 8 GPUs: it is priced over the NICs"
+    said = "tp16 crosses nodes, whose NVLink connects 8 GPUs, so its time is that of the NICs"
     assert said in beyond["metadata"]["options"]["notes"]
     assert said not in within["metadata"]["options"]["notes"]
 

@@ -161,7 +161,7 @@ def test_a_slow_ethernet_port_beside_rdma_slows_no_collective() -> None:
     machine = with_nics(rdma, NicKindOfMachine(name="eth0", kind=NicKind.ETHERNET, rate_gbit_s=25))
     with pytest.raises(UsageError, match="plan") as refused:
         fault_cases(machine, ["nic1:bandwidth=0.5"], None, [])
-    assert "no time of a collective follows from bandwidth" in str(refused.value.reason)
+    assert "bandwidth has no effect on the time of a collective" in str(refused.value.reason)
 
 
 def plan(tmp_path: Path, *words: str) -> dict[str, list[dict[str, float | str | None]]]:
@@ -199,14 +199,14 @@ def test_a_fault_that_no_collective_of_the_layout_meets_says_so(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("machine_name", "fault", "reason"),
     [
-        ("hgx-h200-2", "gpu0:throttle=sw_power_cap", "no time of a collective follows from throttle"),
-        ("hgx-h200-8", "gpu0:ecc=off", "no time of a collective follows from ecc"),
-        ("hgx-h200-8*2", "gpu0:width=4", "its traffic between nodes is not modelled"),
-        ("hgx-h200-8", "node0:dips=0.5", "only scan knows of it"),
-        ("hgx-h200-2", "gpu0:lost=yes", "the job has no such GPU then"),
-        ("hgx-h200-2", "nic0:bandwidth=0.5", "does not know the rate of NIC 0"),
-        ("hgx-h100-8*2", "nic0:bandwidth=0.9,rate=100", "what bandwidth, rate of one NIC do together"),
-        ("hgx-h100-8*2", "nic0:bandwidth=0.9,missing=yes", "what bandwidth, missing of one NIC do together"),
+        ("hgx-h200-2", "gpu0:throttle=sw_power_cap", "throttle has no effect on the time of a collective"),
+        ("hgx-h200-8", "gpu0:ecc=off", "ecc has no effect on the time of a collective"),
+        ("hgx-h200-8*2", "gpu0:width=4", "traffic between nodes is not modelled"),
+        ("hgx-h200-8", "node0:dips=0.5", "only scan simulates it"),
+        ("hgx-h200-2", "gpu0:lost=yes", "the job then lacks this GPU"),
+        ("hgx-h200-2", "nic0:bandwidth=0.5", "has no rate for NIC 0"),
+        ("hgx-h100-8*2", "nic0:bandwidth=0.9,rate=100", "the combined effect of bandwidth, rate on one NIC"),
+        ("hgx-h100-8*2", "nic0:bandwidth=0.9,missing=yes", "the combined effect of bandwidth, missing on one NIC"),
         ("a100-pcie-2*2", "nic0:state=down", "no NIC that is up"),
     ],
 )

@@ -73,12 +73,12 @@ def test_a_layout_that_cannot_be_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tp64", "32 heads do not divide by tp64"),
+        ("tp64", "32 heads cannot be divided by tp64"),
         ("pp64", "32 layers are fewer than 64 stages"),
         ("pp2 v32", "32 layers are fewer than 64 stages"),
         ("ep2", "the model has no experts"),
-        ("hsdp3", "64 data-parallel ranks do not divide by hsdp3"),
-        ("sp", "sp goes with tp2 or more"),
+        ("hsdp3", "64 data-parallel ranks cannot be divided by hsdp3"),
+        ("sp", "sp needs tp2 or more"),
     ],
 )
 def test_a_model_that_does_not_divide_is_told_why(text: str, words: str) -> None:

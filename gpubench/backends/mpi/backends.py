@@ -179,7 +179,7 @@ class MpiOnCuda(GpuBuffers, _MpiClock):
     buffers = 2
 
     def __init__(self, group: mpi.MpiGroup, device: CudaDevice, progress: Progress = UNWATCHED) -> None:
-        super().__init__(group, progress, "MPI's calls are of the host")
+        super().__init__(group, progress, "the host makes MPI's calls")
         self._device = device
         self.calls = self._calls(group)
 
@@ -334,9 +334,9 @@ def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
     badly = ""
     if wrong.keys() >= set(SIZES_BYTES):
         if end.late:
-            badly = "right, and the job did not end"
+            badly = "right, but the job did not end"
         elif end.code:
-            badly = f"right, and the job ended with exit code {end.code}"
+            badly = f"right, but the job ended with exit code {end.code}"
     is_announced = False
     for size_bytes in SIZES_BYTES:
         if size_bytes in wrong:

@@ -162,7 +162,7 @@ class NcclBackend:
     def libraries(self) -> Mapping[str, str]:
         libraries = {"NCCL": f"{self._library.version} from {self._library.path}"} | self._device.libraries()
         if timing.native_loop() is None:
-            libraries["launches"] = "by Python: small sizes read high"
+            libraries["launches"] = "called from Python, so small sizes take longer"
         return libraries
 
     @property

@@ -62,7 +62,7 @@ def plan_log(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool
         return _plan_beside_user(settings, ranks_on_node, can_reset=can_reset)
     if can_reset:
         return LogPlan(LogAccess.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _SUBSYSTEMS})
-    reason = "an NCCL before 2.24.3 would say it all the time, not only while gpubench listens"
+    reason = "before 2.24.3, NCCL would log it all the time, not only while gpubench listens"
     return LogPlan(LogAccess.PRIVATE, {DEBUG: "INFO", DEBUG_SUBSYSTEMS: _QUIET_SUBSYSTEMS}, no_tuning=reason)
 
 
@@ -72,7 +72,7 @@ def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_re
     if not shows(subsystems, "INIT"):
         why_not = f"{DEBUG_SUBSYSTEMS}={subsystems} leaves INIT out, which shows connections"
     elif file and "%p" not in file and ranks_on_node > 1:
-        why_not = f"{DEBUG_FILE}={file} is one file for several ranks: it needs a %p"
+        why_not = f"{DEBUG_FILE}={file} is one file for several ranks, so it needs a %p"
     elif not file and not can_reset:
         why_not = f"{DEBUG}={level} sends the log of this NCCL to stdout, where gpubench cannot read it"
     else:
@@ -145,7 +145,7 @@ class NcclLog:
                 self._descriptor = os.memfd_create("nccl-log")
             except OSError as error:
                 self._is_ours = False
-                self.no_log = f"this system has no memory file for NCCL's log: {os.strerror(error.errno or 0)}"
+                self.no_log = f"this system cannot create a memory file for NCCL's log: {os.strerror(error.errno or 0)}"
         if self._is_ours and self._descriptor is not None:
             self._set({**self._plan.variables, DEBUG_FILE: f"/proc/self/fd/{self._descriptor}"})
             if self._plan.how is LogAccess.FORWARDED:
@@ -167,7 +167,7 @@ class NcclLog:
         if self._plan.how is LogAccess.USERS_FILE and self._descriptor is None:
             self._open_users_file()
         elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):
-            self.no_log = "NCCL did not open the log that gpubench gave it, and wrote to stdout instead"
+            self.no_log = "NCCL did not open the log file of gpubench, and wrote to stdout instead"
         return not self.no_log
 
     def lines(self) -> list[bytes]:
@@ -216,9 +216,9 @@ class NcclLog:
             if path.is_file():
                 self._descriptor = os.open(path, os.O_RDONLY)
             else:
-                self.no_log = f"{path}, where NCCL logs to, is no file that can be read"
+                self.no_log = f"{path}, NCCL's log, is not a readable file"
         except OSError as error:
-            self.no_log = f"{path}, where NCCL logs to, cannot be read: {os.strerror(error.errno or 0)}"
+            self.no_log = f"{path}, NCCL's log, cannot be read: {os.strerror(error.errno or 0)}"
 
     def _write_users_lines(self) -> None:
         text, self._users_lines = b"".join(line + b"\n" for line in self._users_lines), []

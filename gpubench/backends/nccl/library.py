@@ -153,9 +153,11 @@ def _unknown(name: str, path: str, known: set[str]) -> errors.UsageError:
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     return errors.UsageError(
         f"--set {name}: this NCCL has no such variable",
-        expected=f"one that {path} reads",
+        expected=f"a variable that {path} reads",
         reason="it is misspelt, or belongs to another version of NCCL",
-        next_step=f"--set {nearest[0]}=..." if nearest else f"strings {path} | grep -x 'NCCL_[A-Z0-9_]*' lists its own",
+        next_step=f"--set {nearest[0]}=..."
+        if nearest
+        else f"strings {path} | grep -x 'NCCL_[A-Z0-9_]*' lists the variables of this NCCL",
     )
 
 
@@ -168,9 +170,9 @@ def unverified(names: Sequence[str]) -> tuple[Finding, ...]:
             id="variable-not-verified",
             severity=Verdict.WARN,
             subject=f"--set {', '.join(names)}",
-            seen="the loaded NCCL does not name it among its variables, or does not tell them",
-            expected="a variable that something is known to read",
-            cause="it belongs to a plugin or another library, or is misspelt: equal times then mean nothing",
+            seen="the loaded NCCL does not list this variable, or lists none",
+            expected="a variable that NCCL or a plugin is known to read",
+            cause="it belongs to a plugin or another library, or it is misspelt and changes nothing",
             cure=Cure.of("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=ENV shows the variables that NCCL reads"),
         ),
     )

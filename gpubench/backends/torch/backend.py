@@ -202,7 +202,7 @@ def _either(distributed: Any, new: str, old: str) -> Any:
     return getattr(distributed, new, None) or getattr(distributed, old)
 
 
-NEVER_RUN = "labelled as never run: none of gpubench's authors has such GPUs"
+NEVER_RUN = "never run on hardware, because gpubench's authors have no such GPUs"
 
 
 class TorchGroups:
@@ -373,7 +373,7 @@ class TorchGlooOnCuda(_OnCuda, BlockingClock):
     def __init__(
         self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
     ) -> None:
-        super().__init__(group, progress, "Gloo's operations are of the host")
+        super().__init__(group, progress, "the host runs Gloo's operations")
         self._groups, self._device = groups, device
         self._share_stream(found)
         groups.settle = device.stream.synchronize

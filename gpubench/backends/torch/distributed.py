@@ -42,10 +42,10 @@ def lost_connection(error: BaseException) -> CouldNotMeasureError | None:
     if found is None:
         return None
     return CouldNotMeasureError(
-        f"the rank at {found['peer'] or found['other']} is gone, says Gloo: {found['said'] or found['closed']}",
-        expected="every rank to stay until the last row",
-        reason="it crashed, was ended, or the network between the two hosts broke",
-        next_step="its own last words, on its host, say how; dmesg there shows an out-of-memory kill and Xid errors",
+        f"the rank at {found['peer'] or found['other']} is gone. Gloo reports: {found['said'] or found['closed']}",
+        expected="every rank to run until the last row",
+        reason="it crashed or was ended, or the network between the two hosts failed",
+        next_step="its last output on its host, and dmesg there for an out-of-memory kill and Xid errors",
     )
 
 
@@ -54,8 +54,8 @@ def torch_without(version: str, what: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(
         f"torch {version} was built without {what}",
         expected=f"a build that has {what}",
-        reason="wheels for CPUs, for CUDA, for ROCm and for Intel GPUs are different ones",
-        next_step=f"https://pytorch.org/get-started lists the wheels; all of them have Gloo; {_WITHOUT}",
+        reason="there are different wheels for CPUs, CUDA, ROCm and Intel GPUs",
+        next_step=f"https://pytorch.org/get-started lists the wheels (all have Gloo), and {_WITHOUT}",
     )
 
 
@@ -63,17 +63,17 @@ def torch_refused(backend: str, said: str) -> CouldNotMeasureError:
     """Return the error for ranks that torch.distributed cannot connect."""
     if "EADDRINUSE" in said or "already in use" in said:
         return CouldNotMeasureError(
-            f"torch.distributed cannot begin with {backend}: {said}",
-            expected="a port on which nobody else listens",
-            reason="MASTER_PORT is another job's, or one of before has not ended",
+            f"torch.distributed cannot start with {backend}: {said}",
+            expected="a port that no other process uses",
+            reason="MASTER_PORT belongs to another job, or an earlier job has not ended",
             next_step="torchrun --master-port N, or --standalone, which picks one",
         )
-    gloo = "GLOO_SOCKET_IFNAME=lo on one host, or the interface that joins the hosts"
+    gloo = "GLOO_SOCKET_IFNAME=lo on one host, or the interface that connects the hosts"
     return CouldNotMeasureError(
-        f"torch.distributed cannot begin with {backend}: {said}",
+        f"torch.distributed cannot start with {backend}: {said}",
         expected="a process group of all ranks",
-        reason="Gloo looks this host's name up for its own address; NCCL's reasons stand in its log",
-        next_step=gloo if backend == "gloo" else "NCCL_DEBUG=WARN gpubench ... shows what NCCL says",
+        reason="Gloo cannot find the address of this host by its name (for NCCL, see its log)",
+        next_step=gloo if backend == "gloo" else "NCCL_DEBUG=WARN gpubench ... shows NCCL's warnings",
     )
 
 
@@ -128,9 +128,9 @@ def check_installed() -> None:
     if not is_installed():
         raise CouldNotMeasureError(
             "torch is not installed in this Python",
-            expected="PyTorch for --backend torch:...; it is the user's own that is measured, so none is brought along",
-            reason="gpubench runs in another environment than the training",
-            next_step=f"pip install {DISTRIBUTION} in the environment that has torch; {_WITHOUT}",
+            expected="PyTorch for --backend torch:... (gpubench measures your PyTorch and does not install one)",
+            reason="gpubench runs in a different environment than the training",
+            next_step=f"pip install {DISTRIBUTION} in the environment that has torch, or {_WITHOUT}",
         )
 
 
@@ -146,8 +146,8 @@ def import_torch() -> Any:
         raise CouldNotMeasureError(
             f"torch cannot be imported: {first_line(error)}",
             expected="an import without an error",
-            reason="a library of it is missing, or one of another version was loaded before",
-            next_step=f"python -c 'import torch, torch.distributed' shows it alone; {_WITHOUT}",
+            reason="one of its libraries is missing, or a different version was loaded before",
+            next_step=f"python -c 'import torch, torch.distributed' shows the error alone, and {_WITHOUT}",
         ) from error
     return torch
 
@@ -203,16 +203,16 @@ def _check_cuda(found: TorchDistributed, driver_cuda: int) -> None:
     if driver_cuda and int(built_for.partition(".")[0]) > driver_cuda // 1000:
         major, minor = driver_cuda // 1000, driver_cuda % 1000 // 10
         raise CouldNotMeasureError(
-            f"torch {found.version} is for a newer CUDA than the driver runs, {major}.{minor}",
-            expected="a torch of the driver's major version or older",
-            next_step=f"pip install torch --index-url https://download.pytorch.org/whl/cu{major}{minor}, "
-            f"or a newer driver; {_WITHOUT}",
+            f"torch {found.version} needs a newer CUDA than the driver has, {major}.{minor}",
+            expected="a torch for the driver's major version or older",
+            next_step=f"pip install torch --index-url https://download.pytorch.org/whl/cu{major}{minor}, or a newer "
+            f"driver ({_WITHOUT})",
         )
     if not found.torch.cuda.is_available():
         raise CouldNotMeasureError(
-            f"torch {found.version} sees no GPU, and the driver lists some",
+            f"torch {found.version} sees no GPU, but the driver lists some",
             expected="torch.cuda.is_available()",
-            reason="a driver too old for it, or CUDA_VISIBLE_DEVICES in a form that torch does not read",
+            reason="the driver is too old for it, or torch cannot read this form of CUDA_VISIBLE_DEVICES",
             next_step="python -c 'import torch; torch.cuda.init()' shows why",
         )
 
@@ -300,8 +300,8 @@ def _missing(
     others = [rank for rank in range(launch.size) if rank not in came]
     error = RanksMissingError(
         f"{len(came)} of {launch.size} ranks came to the store at {place} within {seconds:g} s",
-        expected=f"{plural(launch.size, 'rank')}, as WORLD_SIZE says",
-        reason="torchrun was not started on every host, or there with another address, port or number of nodes",
+        expected=f"{plural(launch.size, 'rank')}, as set in WORLD_SIZE",
+        reason="torchrun was not started on every host, or with a different address, port or number of nodes",
         next_step=_next_step(launch),
     )
     error.details = [
@@ -315,9 +315,9 @@ def _missing(
 def _unreachable(launch: LaunchedRank, environment: Mapping[str, str], said: str, seconds: float) -> RanksMissingError:
     """Return the error for a rank that cannot reach the store. Only the first rank on each host reports it."""
     error = RanksMissingError(
-        f"nobody answered at {store_place(environment)}, where rank 0 keeps the store, within {seconds:g} s: {said}",
-        expected=f"rank 0 of {launch.size} there, and a way to it",
-        reason="rank 0 was not started, has ended, or MASTER_ADDR and MASTER_PORT are another job's",
+        f"no answer from the store of rank 0 at {store_place(environment)} within {seconds:g} s: {said}",
+        expected=f"rank 0 of {launch.size} there, and a network path to it",
+        reason="rank 0 was not started, has ended, or MASTER_ADDR and MASTER_PORT belong to another job",
         next_step=_next_step(launch),
     )
     error.speaker = launch.rank if environment.get("LOCAL_RANK") == "0" else -1
@@ -326,8 +326,8 @@ def _unreachable(launch: LaunchedRank, environment: Mapping[str, str], said: str
 
 def _next_step(launch: LaunchedRank) -> str:
     return (
-        "the same torchrun command on every host; on this host alone: "
-        f"torchrun --standalone --nproc-per-node {launch.size} -m gpubench ...; --timeout S waits longer"
+        "run the same torchrun command on every host, or on this host alone: torchrun --standalone --nproc-per-node "
+        f"{launch.size} -m gpubench ... (--timeout S waits longer)"
     )
 
 
@@ -389,7 +389,7 @@ class TorchGroup:
             sorted(members), backend="gloo", timeout=_HOURS, use_local_synchronization=True
         )
         if members != sorted(members):
-            raise ValueError("torch orders the ranks of a group as those of the job")
+            raise ValueError("torch keeps the rank order of the job in a group")
         return TorchGroup(self._torch, part, members)
 
 

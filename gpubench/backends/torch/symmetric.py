@@ -39,7 +39,7 @@ def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> N
         raise UsageError(
             f"{unknown[0]} with --backend {TORCH_SYMM}",
             expected=f"a sum of {' or '.join(_TYPES)}",
-            reason="PyTorch's kernels for symmetric memory have no other",
+            reason="PyTorch's kernels for symmetric memory support nothing else",
             next_step=f"leave {unknown[0]} out, or --backend torch:nccl",
         )
 
@@ -55,9 +55,9 @@ def check_operations(found: TorchDistributed) -> None:
 def _no_symmetric_memory(said: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(
         f"PyTorch shares no memory between these GPUs: {said}",
-        expected="GPUs of one node that reach each other's memory, and processes that may hand it over",
-        reason="no peer access between the GPUs, or a container that keeps its processes apart",
-        next_step="gpubench topo shows peer access; --backend nccl,torch:nccl measures without symmetric memory",
+        expected="GPUs of one node with peer access, and processes that may share memory",
+        reason="no peer access between the GPUs, or a container that isolates its processes",
+        next_step="gpubench topo shows peer access, and --backend nccl,torch:nccl measures without symmetric memory",
     )
 
 
@@ -115,7 +115,7 @@ class TorchSymmetric(EnqueuedOnCuda):
 
     def open(self, group: Group) -> TorchCalls:
         """Raise CouldNotMeasureError, because symmetric buffers always belong to all ranks of the job."""
-        raise _no_symmetric_memory(f"buffers are shared by all ranks, not by {group.size} of them")
+        raise _no_symmetric_memory(f"all ranks share the buffers, not only {group.size} of them")
 
     @property
     def memory_source(self) -> object:

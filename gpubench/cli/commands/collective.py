@@ -30,7 +30,7 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
             raise UsageError(
                 f"-o {path}",
                 expected="-o FILE",
-                reason="in nccl-tests -o is the reduction, in gpubench a file",
+                reason="in nccl-tests -o names the reduction, in gpubench it names a file",
                 next_step=f"--op {path if path != 'all' else 'sum,prod,max,min,avg'}",
             )
     check_evidence(plan.shows_evidence, strict=plan.strict, required=bool(plan.require_path))
@@ -51,7 +51,7 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
         plan.refuse_gpu_options("a simulated machine has no real GPUs", but=(*plan.comparison_options, REQUIRE_PATH))
     if plan.backend == HOST:
         if plan.targets.gpus is not None:
-            raise exclusive(("--gpus", "--backend host"), "one of them: --backend host uses no GPU")
+            raise exclusive(("--gpus", "--backend host"), "only one of them, because --backend host uses no GPU")
         plan.refuse_gpu_options("--backend host uses none")
     plan.refuse_what_backend_lacks()
     return plan
@@ -59,19 +59,19 @@ def checked(plan: CollectivePlan) -> CollectivePlan:
 
 def _check_split(plan: CollectivePlan, text: str) -> None:
     check_split(text)
-    paths = "one group", "NCCL's log and the link counters cannot be told apart by group"
+    paths = "a single group", "NCCL's log and the link counters do not distinguish groups"
     refused = {
         "--evidence": (bool(plan.shows_evidence), *paths),
         "--strict": (plan.strict, *paths),
         REQUIRE_PATH: (bool(plan.require_path), *paths),
         "--record": (
             plan.simulation is not None and plan.recording.record is not None,
-            "one group",
-            "a recorded simulation is one of all ranks",
+            "a single group",
+            "a recorded simulation has one group of all ranks",
         ),
         f"--iters {AUTO}": (
             plan.iters == AUTO,
-            "as many iterations in every group",
+            "the same number of iterations in every group",
             "groups would end at different times, and the last one would not share the links",
         ),
     }
@@ -90,7 +90,7 @@ def _check_counts(plan: CollectivePlan) -> None:
     }
     for name in (name for name, is_given in once.items() if is_given and plan.scales):
         counts = ",".join(map(str, plan.rank_counts))
-        raise exclusive((f"--np {counts}", name), "one of them, or one number of ranks")
+        raise exclusive((f"--np {counts}", name), "only one of them, or a single number of ranks")
 
 
 def _check_compared(plan: CollectivePlan) -> None:
@@ -98,7 +98,7 @@ def _check_compared(plan: CollectivePlan) -> None:
     if plan.is_compared and plan.split is not None:
         raise UsageError(
             f"{plan.comparison_options[0]} with --split",
-            expected="one of them: several settings can only be measured, and only by all ranks together",
+            expected="only one of them, because all ranks together measure several settings",
             next_step="leave --split out",
         )
     once = {
@@ -108,7 +108,7 @@ def _check_compared(plan: CollectivePlan) -> None:
         SET_OPTION: bool(plan.processes),
     }
     for name in (name for name, is_given in once.items() if is_given and plan.cycles != 1):
-        raise exclusive((f"--cycles {plan.cycles}", name), f"one of them: {name} measures a sweep once")
+        raise exclusive((f"--cycles {plan.cycles}", name), f"only one of them, because {name} measures a sweep once")
     if not plan.processes:
         return
     unfit = {
@@ -119,7 +119,8 @@ def _check_compared(plan: CollectivePlan) -> None:
     for name in (name for name, is_given in unfit.items() if is_given):
         raise UsageError(
             f"{SET_OPTION} {plan.variants.set_variables[0]} with {name}",
-            expected="one of them: NCCL reads this variable once per process, so every value needs a separate job",
+            expected="only one of them, because NCCL reads this variable once per process, so every value needs a "
+            "separate job",
             next_step=f"leave {name} out",
         )
 
@@ -132,7 +133,7 @@ def _check_replay(plan: CollectivePlan) -> None:
     given += ["--simulate"] * (plan.simulation is not None) + ["--seed"] * (plan.seed != 0)
     for name in given:
         if name not in fitting and name.replace("--no-", "--") not in plan.presentation.defaults:
-            expected = "--replay alone, or with --strict, --profile, --expect-gpus and options of output"
+            expected = "--replay alone, or with --strict, --profile, --expect-gpus and output options"
             raise exclusive(("--replay", name), expected)
 
 

@@ -29,11 +29,12 @@ _CHECK = HelpPage(
         ),
     ),
     """
-check finds the profile of the machine, reads its facts, measures copies between all GPUs and to and from host memory,
+check finds the profile of the machine and reads its facts. It measures copies between all GPUs and with host memory,
 and all-reduce at three sizes. It says what is wrong, on which part, and what to do. Every GPU and link is compared with
-the profile and with its siblings. What could not be measured is ERROR, which means neither healthy nor faulty.
+the profile and with its siblings. A part that could not be measured is an ERROR, which means neither healthy nor
+faulty.
 
-Under mpirun, with one rank per GPU, every node, GPU and link has a verdict, and so has the cluster.
+Under mpirun, with one rank per GPU, every node, GPU and link gets a verdict, and so does the cluster.
 """,
 )
 
@@ -45,9 +46,9 @@ _BARE = HelpPage(
         ("Try it without a GPU", "gpubench --simulate hgx-h100-8 --fault gpu5:nvlink=12"),
     ),
     """
-The ten lines say what is here, whether it is healthy, how fast it is compared with what is expected, what is wrong, and
-which command to type next. Copies between all GPUs and all-reduce are measured at few sizes; gpubench check measures
-more. A machine without GPUs is shown too.
+The ten lines show the hardware, its health, its speed compared with the expected speed, the problems, and the next
+command. Copies between all GPUs and all-reduce are measured at few sizes. gpubench check measures more. It also works
+on a machine without GPUs.
 """,
 )
 
@@ -68,9 +69,10 @@ _SCAN = HelpPage(
         ),
     ),
     """
-All nodes measure each other at once, on all rails, in eleven rounds, however many nodes there are: three rounds of
-random pairs, three of suspects with healthy nodes, five to confirm. A node that dies or hangs is a finding, and the
-others go on (docs/commands/scan.md says with which MPI). Start one rank per GPU, or one rank per node.
+All nodes measure each other at the same time, on all rails. A scan of any size takes eleven rounds: three with random
+pairs, three that pair suspects with healthy nodes, and five to confirm. A node that dies or hangs becomes a finding,
+and the other nodes continue (docs/commands/scan.md lists the MPI options for this). Start one rank per GPU, or one
+rank per node.
 """,
 )
 
@@ -85,16 +87,18 @@ _WATCH = HelpPage(
         ("Watch 16 nodes, one rank per node", "mpirun -n 16 --map-by ppr:1:node gpubench watch --for 30s"),
         ("Name the rank that keeps a job waiting", "gpubench watch --hang --for 30s --strict"),
         ("Try it without a GPU", "gpubench watch --simulate hgx-h200-4 --fault node0:traffic=staged"),
-        ("See which answer a hang gets", "gpubench watch --hang --simulate hgx-h100-8 --fault gpu5:hang=yes"),
+        ("Try the report of a hang without a GPU", "gpubench watch --hang --simulate hgx-h100-8 --fault gpu5:hang=yes"),
     ),
     """
 watch reads the NVLink, PCIe and NIC counters and says which path the traffic takes: direct, host-staged, over sockets,
 unbalanced, one GPU idle while its peers wait, loading data, idle, or unknown. It needs no log, no restart of the job
-and no root; for processes of other users it cannot name the cause. Under mpirun or srun, equal nodes share one line.
+and no root. It cannot name the cause for processes of other users. Under mpirun or srun, nodes with the same result
+share one line.
 
-With --hang it asks NCCL's RAS (NCCL 2.24, on NCCL_RAS_ADDR or localhost:28028) instead. A rank counts as hanging that
-two answers in a row show in the same place, behind the others or silent; longer pauses, such as checkpoints, need a
-longer --interval. --record DIR keeps the answers, and gpubench explain DIR reads them.
+With --hang it asks NCCL's RAS instead (NCCL 2.24 or newer, on NCCL_RAS_ADDR or localhost:28028). A rank counts as
+hanging if two answers in a row show it at the same place, behind the others or silent. If the job pauses for longer,
+for example for checkpoints, set a longer --interval. --record DIR keeps the answers, and gpubench explain DIR reads
+them.
 """,
 )
 
@@ -107,9 +111,10 @@ _RUN = HelpPage(
         ("Name the rank that hangs, while the job runs", "gpubench run --hang 60s -- mpirun -n 8 python train.py"),
     ),
     """
-run sets variables of NCCL, UCX and PyTorch's Flight Recorder, and keeps your own, but NCCL_DEBUG=WARN becomes INFO. Of
-logs beyond 512 MiB, the beginning and the newest part remain. With a --format for programs, the job writes to stderr. A
-job that fails keeps its exit code (128+n after signal n), with --exit-zero too. Otherwise the report decides.
+run sets variables of NCCL, UCX and PyTorch's Flight Recorder. It keeps the values that you have set, except that
+NCCL_DEBUG=WARN becomes INFO. If the logs exceed 512 MiB, their beginning and their newest part are kept. With a
+--format for programs, the job writes to stderr. If the job fails, run exits with the job's exit code (128+n after
+signal n), even with --exit-zero. Otherwise the report decides the exit code.
 """,
 )
 
@@ -123,10 +128,11 @@ _EXPLAIN = HelpPage(
         ("Show how NIXL or UCX moves a KV cache", "UCX_PROTO_INFO=y python serve.py 2>&1 | gpubench explain -"),
     ),
     """
-One log of all ranks together, as mpirun or srun collects it, works too, and so does gzip.
+A log may be one file per rank, or one file of all ranks, as mpirun or srun collects it. gzip files work too.
 
-It also reads dumps of PyTorch's Flight Recorder (one per rank, named after it), answers of NCCL's RAS (ncclras -v),
-py-spy dumps in the same folder, and files of NCCL's Inspector, and names the rank that keeps the others waiting.
+To name the rank that keeps the others waiting, it reads dumps of PyTorch's Flight Recorder (one file per rank, with
+the rank in its name). It also reads answers of NCCL's RAS (ncclras -v), py-spy dumps in the same folder, and files of
+NCCL's Inspector.
 
 If a log is incomplete, a WARN says what is missing.
 """,
@@ -156,7 +162,7 @@ def _checked_scan(plan: ScanPlan) -> ScanPlan:
     from gpubench.jobs.scan import SECTIONS
 
     if plan.ranks_per_gpu > 1 and plan.backend == "host":
-        raise exclusive(("--backend host", "--ranks-per-gpu"), "one of them: its ranks measure this machine's GPUs")
+        raise exclusive(("--backend host", "--ranks-per-gpu"), "only one of them, because the host backend uses no GPU")
     return check_presentation(plan, SECTIONS)
 
 
@@ -177,13 +183,13 @@ def _run_watch(plan: WatchPlan) -> int:
 def _check_hang(plan: WatchPlan) -> None:
     """Raise UsageError for --fault keys that --hang cannot show, and for --record in a simulation."""
     if plan.simulation is not None and plan.recording.record is not None:
-        raise exclusive(("--hang", "--record"), "one of them: nothing of a simulation is recorded")
+        raise exclusive(("--hang", "--record"), "only one of them, because a simulated hang cannot be recorded")
     _check_seconds(plan, 0.0)
     for fault in () if plan.simulation is None else plan.simulation.faults:
         if not fault.variables and not all(key == "hang" for key, _ in fault.settings):
             raise UsageError(
                 f"--fault {fault} with --hang",
-                expected="a rank that hangs: NCCL's RAS shows nothing else",
+                expected="a fault that makes a rank hang, because NCCL's RAS shows nothing else",
                 next_step="gpubench watch --hang --simulate hgx-h100-8 --fault gpu5:hang=yes",
             )
 
@@ -200,7 +206,7 @@ def _checked_watch(plan: WatchPlan) -> WatchPlan:
     if hanging is not None:
         raise UsageError(
             f"--fault {hanging} without --hang",
-            expected="--hang with it: counters of links do not show which rank hangs",
+            expected="--hang, because link counters do not show which rank hangs",
             next_step=f"gpubench watch --hang --simulate {shlex.quote(plan.simulation.text)} --fault {hanging}",
         )
     return plan if plan.seconds is not None else replace(plan, seconds=max(_SIMULATED_SECONDS, plan.interval_s))

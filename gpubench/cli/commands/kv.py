@@ -7,14 +7,14 @@ _KV = HelpPage(
     (
         ("Measure a KV transfer between every pair of GPUs", "gpubench kv"),
         ("Measure with the memory of PyTorch's expandable segments", "gpubench kv --memory malloc,expandable"),
-        ("Measure as between two containers", "sudo -E gpubench kv --isolate pid"),
+        ("Measure as if between two containers", "sudo -E gpubench kv --isolate pid"),
         ("Measure with NIXL, in the environment of vLLM", "gpubench kv --backend nixl"),
         ("Try it without a GPU", "gpubench kv --simulate hgx-h200-4 --fault node0:kv=expandable"),
     ),
     """
 Disaggregated inference moves the KV cache between processes with NIXL, which uses UCX. For every pair of GPUs, kv
-starts two processes as an inference engine does, transfers one block and many, verifies the data, and reads which
-protocol UCX chose. A transfer through host memory is FAIL, with its cause and cure.
+starts two processes as an inference engine does. It transfers one block and then many, verifies the data, and reads
+which protocol UCX chose. A transfer through host memory is a FAIL, with its cause and cure.
 docs/commands/kv.md explains the values.
 """,
 )

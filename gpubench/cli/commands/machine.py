@@ -18,18 +18,18 @@ _TOPO = HelpPage(
             "Show a simulated cluster of 16 nodes with a fault",
             "gpubench topo --simulate 'hgx-h100-8*16' --fault node3.gpu5:nvlink=12",
         ),
-        ("Show what would make data take a slow path", "gpubench topo --causes"),
+        ("Show causes of slow paths", "gpubench topo --causes"),
         ("Show the libraries of this environment", "gpubench topo --software"),
         ("Show a file, e.g. of NCCL_TOPO_DUMP_FILE", "gpubench topo --from topo.xml"),
         ("Read two nodes of eight GPUs and keep the result", "mpirun -n 16 gpubench topo --output cluster.json"),
     ),
     """
-topo measures nothing. It shows GPUs, NVLinks and NICs, how they are wired, which GPU can access whose memory, and the
-limit of each pair. Under mpirun every node is read once, and nodes that differ from the others are named.
+topo measures nothing. It shows GPUs, NVLinks and NICs, how they are wired, which GPUs can access each other's memory,
+and the limit of each pair. Under mpirun every node is read once, and nodes that differ from the others are named.
 
 With --software it shows NCCL, MPI, UCX, NVSHMEM, MSCCL++, PyTorch, nccl4py, CuPy, NIXL, Mooncake, and the kernel
-modules that let a NIC reach GPU memory. It loads each library in a separate process, and only reads the files of
-PyTorch, NIXL and Mooncake. Two NCCLs of different versions in one environment are a finding.
+modules that let a NIC reach GPU memory. It loads each library in a separate process, except PyTorch, NIXL and
+Mooncake, whose files it only reads. Two NCCL versions in one environment are a finding.
 """,
 )
 
@@ -40,19 +40,21 @@ _P2P = HelpPage(
         ("Write CSV", "gpubench p2p --format csv > p2p.csv"),
         ("Measure unified memory too", "gpubench p2p --memory managed"),
         (
-            "Start a program without peer access where that is broken or slow",
+            "Start a program, without peer access if that is broken or slow",
             'eval "$(gpubench p2p --veto)" && vllm serve MODEL -tp 2',
         ),
         ("Copy between ranks", "mpirun -n 4 gpubench p2p"),
         ("Try it without a GPU", "gpubench p2p --simulate hgx-h100-8 --fault link0-3:staged=yes"),
     ),
     """
-Copies run with peer access off, then on: written and read by copy engines, by a kernel, in both directions at once,
-with 16 bytes for the latency, to and from host memory, and between many pairs at once. Every destination verifies the
-data. Each pair is compared with its limit, with its siblings, and with healthy machines of the type.
+Copies run with peer access off, then on. Copy engines and a kernel write and read, in one direction and in both, and
+with 16 bytes for the latency. More copies run to and from host memory, and between many pairs at once. Every
+destination verifies the data. Each pair is compared with its limit, with its siblings, and with healthy machines of
+the same type.
 
-Under mpirun or srun, copies run between ranks: through CUDA IPC within a node, by NCCL's send and receive between
-nodes, disjoint pairs at the same time. Host memory, kernels, patterns and peer access off are not measured then.
+Under mpirun or srun, copies run between ranks, with disjoint pairs at the same time. They use CUDA IPC within a node,
+and NCCL send and receive between nodes. Host memory, kernels, patterns and copies without peer access are not measured
+then.
 """,
 )
 
@@ -77,7 +79,7 @@ def checked_p2p(plan: P2pPlan) -> P2pPlan:
     if plan.memory is MemoryKind.MANAGED and plan.sizes is not None and len(plan.sizes) != 1:
         raise UsageError(
             f"--memory managed with {len(plan.sizes)} sizes",
-            expected="one size, for pinned and managed memory",
+            expected="one size, used for pinned and managed memory",
             next_step="--sizes 256M",
         )
     check_profile(plan.profile)

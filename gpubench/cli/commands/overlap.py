@@ -13,16 +13,16 @@ HELP = HelpPage(
             "gpubench overlap --partner gemm,copy,chain --sizes 64M,256M --ctas own,8",
         ),
         (
-            "Measure all-gather, and write a page",
+            "Measure all-gather and write an HTML page",
             "gpubench overlap --collective allgather --output overlap.html",
         ),
         ("Try it without a GPU", "gpubench overlap --simulate hgx-h200-4"),
     ),
     """
-Collective and computation run alone, then together, until clocks and power have settled. The report says how much
-slower the collective is, how much of that it waited for SMs, how much slower computation is meanwhile, and how much of
-the collective is hidden. This is repeated for several limits on NCCL's CTAs; the last line names the limit with the
-shortest step. docs/commands/overlap.md defines every column.
+The collective and the computation run alone, then together, until clocks and power have settled. The report shows how
+much slower each becomes, how long the collective waited for SMs, and how much of it is hidden. The measurement is
+repeated with several limits on NCCL's CTAs. The last line names the limit with the shortest step.
+docs/commands/overlap.md defines every column.
 """,
 )
 

@@ -26,10 +26,11 @@ step is forward, backward and optimizer, simulated event by event.
 
 MODEL is TOML or JSON with layers, hidden, heads, sequence, batch, ..., or a Hugging Face config.json.
 
-Give one measured number: --step or --tokens-per-second of a run, --tflops, or --measure. Without it computation is a
-range, the share of the data sheet that published runs reach on such GPUs, and so is the answer. Times of collectives
-come from --results, otherwise from a measurement now, otherwise from the profile; contention from --overlap, otherwise
-from what two H200s showed. docs/internals/plan-model.md derives every formula.
+Add one measured number: --step or --tokens-per-second of a run, --tflops, or --measure. Without one, computation time
+is a range, based on the share of the data-sheet speed that published runs reach, and so is the prediction. Times of
+collectives come from --results, otherwise from a measurement now, otherwise from the profile. Contention comes from
+--overlap, otherwise from a measurement on two H200s. docs/internals/plan-model.md derives every
+formula.
 """,
 )
 
@@ -44,13 +45,13 @@ def _checked(plan: TrainingPlan) -> TrainingPlan:
     if plan.model_file is None and plan.parameters is None:
         raise UsageError(
             "neither MODEL nor --parameters",
-            expected="one of them: a file with the model, or its number of parameters",
+            expected="a file with the model, or its number of parameters",
             next_step="gpubench plan --parameters 7B --simulate hgx-h200-8",
         )
     if plan.measured_text and not plan.layouts:
         raise UsageError(
             "a measured step without --layout",
-            expected="the layout that it was measured with",
+            expected="the layout with which it was measured",
             next_step="--layout fsdp",
         )
     return check_presentation(plan, SECTIONS)

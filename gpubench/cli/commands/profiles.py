@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HELP = """
 Your own profiles come before those of gpubench. They are files in GPUBENCH_PROFILES, otherwise in
-$XDG_CONFIG_HOME/gpubench/profiles. check --profile FILE takes any other file.
+$XDG_CONFIG_HOME/gpubench/profiles. For any other file, use check --profile FILE.
 
 Examples:
 
@@ -45,12 +45,12 @@ _NAMED = Annotated[
 ]
 _FILES = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="FILE", help="Files to check (default: all profiles of gpubench, and yours)."),
+    typer.Argument(metavar="FILE", help="Files to check (default: all profiles of gpubench, and your own)."),
 ]
 _VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="Show how each value was found.")]
 _TIMEOUT = Annotated[
     float,
-    typer.Option("--timeout", metavar="S", min=0.1, help="Give up a driver that does not answer within S seconds."),
+    typer.Option("--timeout", metavar="S", min=0.1, help="Give up if the driver does not answer within S seconds."),
 ]
 _SIMULATE = Annotated[
     str | None,
@@ -114,8 +114,8 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     say(f"{found}  {found.profile.title}")
     if found.profile.match.generic is not None:
         say(
-            f"no profile has {', '.join(sorted({str(gpu.name) for gpu in snapshot.gpus}))}: this machine is judged by "
-            "its siblings and by its limits. Try: gpubench profiles learn --help",
+            f"no profile has {', '.join(sorted({str(gpu.name) for gpu in snapshot.gpus}))}, so this machine is "
+            "judged by its siblings and limits. Try: gpubench profiles learn --help",
             to=sys.stderr,
         )
 
@@ -138,7 +138,7 @@ def lint(files: _FILES = None) -> None:
 @_app.command("learn", cls=HelpfulCommand)
 def learn(
     results: Annotated[
-        list[Path], typer.Argument(metavar="RESULT", help="JSON results of gpubench, of healthy machines.")
+        list[Path], typer.Argument(metavar="RESULT", help="JSON results of gpubench from healthy machines.")
     ],
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the new profile (required).")],
     like: Annotated[

@@ -17,16 +17,16 @@ _COMPARE = HelpPage(
     (
         ("Compare two results", "gpubench compare base.json new.json"),
         (
-            "Compare with the baseline that allreduce --save-baseline good kept",
+            "Compare with a baseline that was kept by allreduce --save-baseline good",
             "gpubench compare --against good now.json",
         ),
         (
-            "Compare three runs with three, which finds smaller differences",
+            "Compare three runs with three others, to find smaller differences",
             "gpubench compare base1.json new1.json --base base2.json --base base3.json --new new2.json --new new3.json",
         ),
         ("Fail if anything is 5 % slower, or missing", "gpubench compare before.txt after.txt --threshold 5 --strict"),
         (
-            "Say which collective ran, for nccl-tests before 2.17",
+            "Name the collective, for nccl-tests before 2.17",
             "gpubench compare old.txt new.txt --collective allgather",
         ),
         (
@@ -35,13 +35,14 @@ _COMPARE = HelpPage(
         ),
     ),
     """
-The files may be gpubench's (.json, .jsonl, .csv), nccl-tests' (text, or -J), or another benchmark's that report reads,
-also one of each; - is standard input. Rows with the same collective, size and type are compared. A row is slower if
-noise cannot explain the difference: from 5 % or 0.5 µs on with one run a side (2 % from 16 MiB on, more if the
-figures are noisier), from 1 % on with three or more runs a side. Two results of check are compared by their findings
-too: new, worse or gone.
+The files may come from gpubench (.json, .jsonl, .csv), nccl-tests (text, or -J), or another benchmark that report
+reads, in any combination. - is standard input. Rows with the same collective, size and type are compared. A row is
+slower if noise cannot explain the difference. With one run per side, that takes at least 5 % or 0.5 µs (2 % from 16
+MiB, more if the values are noisy). With three or more runs per side, 1 % is enough. Two results of check are also
+compared by their findings: new, worse or gone.
 
-With --last, BASE is a folder that --output results/ writes dated results to. The newest result of each command, machine
+With --last, BASE is a folder of dated results, as --output results/ writes them. The newest result of each command,
+machine
 and set of options is compared with those before it.
 """,
 )
@@ -51,17 +52,18 @@ _REPORT = HelpPage(
         ("Turn a gpubench result into an HTML page", "gpubench report result.json -o result.html"),
         ("Judge the output of nccl-tests", "all_reduce_perf -b 8 -e 4G -f 2 -g 8 | gpubench report -"),
         ("Show one section as CSV", "gpubench report node.json --format csv --section nics"),
-        ("Judge a pasted table, whose machine is not in it", "gpubench report pasted.txt --machine 'hgx-b200-8*2'"),
+        ("Judge a pasted table that does not name its machine", "gpubench report pasted.txt --machine 'hgx-b200-8*2'"),
         (
             "Judge a table of two nodes with four NICs of 100 Gbit/s each",
             "gpubench report p4d.txt --machine 'hgx-a100-8-40gb*2' --nics 4x100 -o p4d.html",
         ),
     ),
     """
-A result of gpubench (.json or .jsonl of --output, of any command) keeps the verdict, findings and exit code of its run.
+A gpubench result (.json or .jsonl from --output, of any command) keeps the verdict, findings and exit code of its run.
 
-Tables of nccl-tests, nvbandwidth, OSU and other benchmarks, also pasted from a chat and several in one text, are judged
-as if gpubench had measured them: limit, % of expected, verdict. GPUs, ranks and hosts are read from the file. Use
+Tables of nccl-tests, nvbandwidth, OSU and other benchmarks are judged as if gpubench had measured them, with limit, %
+of expected and verdict. They may be pasted from a chat, several in one text. GPUs, ranks and hosts are read from the
+file. Use
 --machine if they were cut off, and --nics for the rate of a NIC (perftest).
 """,
 )
@@ -118,7 +120,9 @@ def _run_report(plan: ReportPlan) -> int:
     if not is_stored(text):
         return report.judge_results(check_presentation(plan, report.SECTIONS), text, sys.argv[1:])
     for name, _ in changed_options(plan):
-        raise exclusive((plan.name, name), "one of them: a result of gpubench has all this, and its verdict")
+        raise exclusive(
+            (plan.name, name), "only one of them, because a gpubench result names its machine and has a verdict"
+        )
     run = parse_stored(text, plan.name)
     return report.run(run, plan.name, plan.presentation.checked(run.sections))
 

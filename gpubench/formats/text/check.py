@@ -61,7 +61,7 @@ class CheckView(ReportView):
                 self._page.wrap(f"{row.verdict:<13} {row.check}: {found}", hanging=14)
         for (verdict, note), names in alike.items():
             if verdict != Verdict.PASS:
-                self._page.wrap(f"{verdict:<13} {', '.join(names)}: not looked at: {note}", hanging=14)
+                self._page.wrap(f"{verdict:<13} {', '.join(names)}: not checked: {note}", hanging=14)
         self._nodes_in_error(rows)
 
     def _nodes_in_error(self, rows: Sequence[CheckRow]) -> None:
@@ -71,7 +71,7 @@ class CheckView(ReportView):
             if row.nodes_in_error and row.verdict != Verdict.ERROR:
                 alike.setdefault(row.nodes_in_error, []).append(row.check)
         for hosts, names in alike.items():
-            on = f"on {compress_names(hosts)}: {', '.join(names)}: not looked at there"
+            on = f"on {compress_names(hosts)}: {', '.join(names)}: not checked there"
             self._page.wrap(f"{Verdict.ERROR:<13} {on}", hanging=14)
 
     def _verdicts(self, rows: Sequence[VerdictRow]) -> None:
@@ -87,7 +87,7 @@ class CheckView(ReportView):
             odd.sort(key=lambda row: gravity(row.verdict))
             shown = odd[:_MOST_LINKS] if scope == "link" and len(odd) > _MOST_LINKS + 1 else odd
             for row in shown:
-                why = ", ".join(row.findings) or "its own figures"
+                why = ", ".join(row.findings) or "its measurements"
                 self._page.wrap(f"{INDENT}{row.verdict:<5} {row.subject}: {why}", hanging=8)
             if len(shown) < len(odd):
                 cut = Counter(row.verdict for row in odd[len(shown) :])
@@ -191,7 +191,7 @@ def _gpu(row: GpuRow) -> tuple[str, str, str]:
         ends = shorten(row.nvlink_peers) if len(row.nvlink_peers) == 1 else ""
         total = "" if row.nvlinks_active == row.nvlinks else f" of {row.nvlinks}"
         links = f"{row.nvlinks_active}{total} NVLinks" + (f" to {ends}" if ends not in ("", "unknown") else "")
-    return (row.name or "GPU of a model that is not known") if not row.lost else "GPU that is lost", memory, links
+    return (row.name or "GPU of unknown model") if not row.lost else "GPU that is lost", memory, links
 
 
 def _place(row: NodeRow) -> str:
@@ -202,7 +202,7 @@ def _driver(row: NodeRow) -> str:
     if row.driver_absent:
         return f"no driver: {row.driver_absent}"
     cuda = f" (CUDA {row.cuda})" if row.cuda else ""
-    return f"driver {row.driver}{cuda}" if row.driver else "a driver that does not tell its version"
+    return f"driver {row.driver}{cuda}" if row.driver else "a driver that reports no version"
 
 
 def _cpus(row: NodeRow) -> str:
@@ -311,13 +311,13 @@ def _worst_verdict(rows: Sequence[PairRow | CollectiveRow]) -> Verdict | None:
 def _next_steps(depth: object, report: Report) -> Iterator[tuple[str, str]]:
     gpus = report.rows(GpuRow)
     if not gpus:
-        yield "gpubench --simulate hgx-h100-8", "what this says of a machine with GPUs"
+        yield "gpubench --simulate hgx-h100-8", "the same report for a machine with GPUs"
         yield "gpubench allreduce", "MPI on CPU buffers, by size"
     elif depth == _QUICK:
-        yield "gpubench", "the same, and how fast it is"
+        yield "gpubench", "the same with speed"
     elif report.verdict is Verdict.PASS:
         if len(gpus) > 1:
             yield "gpubench allreduce", "NCCL by size, from 1K to 4G"
-        yield "gpubench check", "every way of copying, for a node gate"
+        yield "gpubench check", "all types of copies, for a node gate"
     else:
-        yield "gpubench check", "all that was found, and why"
+        yield "gpubench check", "all findings with their causes"

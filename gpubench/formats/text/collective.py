@@ -293,7 +293,7 @@ class CollectiveView:
         """Print the result of each trial of MPI with GPU memory."""
         if rows:
             sizes = dict.fromkeys(row.size_bytes for row in rows)
-            self._page.print("", "MPI on GPU memory, each operation in a job of its own")
+            self._page.print("", "MPI on GPU memory, each operation in a separate job")
             columns = [
                 Column("operation", lambda trials: trials[0].operation),
                 *(_outcome_column(size) for size in sizes),
@@ -347,9 +347,9 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     yield heading(metadata, str(metadata.collective), f"backend {metadata.backend}{beside}", job)
     is_gloo = metadata.backend == "torch:gloo" and not any(rank.gpu for rank in metadata.ranks)
     if metadata.backend == "host" or is_gloo:
-        yield f"{INDENT}{'Gloo' if is_gloo else 'MPI'} on CPU buffers: says nothing about GPUs or their links"
+        yield f"{INDENT}{'Gloo' if is_gloo else 'MPI'} on CPU buffers: the result does not apply to GPUs or their links"
     if metadata.backend == "simulated" and metadata.profile:
-        yield f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured"
+        yield f"{INDENT}a model from profile {metadata.profile['name']}, nothing was measured"
         yield f"{INDENT}{metadata.source}"
     if "read_from" in metadata.options:
         yield f"{INDENT}measured by another program, read from {metadata.options['read_from']}"
@@ -358,9 +358,9 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     yield f"{INDENT}{_method(metadata)}"
     ways = way_names(metadata)
     if ways:
-        how = f"every size in {len(ways)} ways, one after the other"
+        how = f"every size in {len(ways)} variants, one after the other"
         if "turns" in metadata.options:
-            how, ways = f"{len(ways) - 1} ways, each in two jobs of its own that take turns there and back", ways[:-1]
+            how, ways = f"{len(ways) - 1} variants, each in two separate jobs that run in alternating order", ways[:-1]
         yield f"{INDENT}{how}: {', '.join(ways)}"
     yield from _clock_lines(metadata)
     yield f"{INDENT}size: larger buffer of a rank; K, M, G are 1024-based; GB/s is 1e9 bytes/s"
@@ -374,7 +374,7 @@ def _clock_lines(metadata: Metadata) -> Iterator[str]:
         return
     names = [str(metadata.backend), *other_backends(metadata)]
     timed_by_gpu = operation.gated_backends(names)
-    how = "timed by the GPU, from a gate that opens once operations wait behind it"
+    how = "timed by the GPU, starting when a gate releases the queued operations"
     yield f"{INDENT}{' and '.join(timed_by_gpu)}: {how}"
     timed_by_host = [name for name in names if name not in timed_by_gpu]
     if timed_by_host:
@@ -383,33 +383,37 @@ def _clock_lines(metadata: Metadata) -> Iterator[str]:
 
 def _method(metadata: Metadata) -> str:
     options = metadata.options
-    graph = f" in a CUDA graph, replayed {options['graph']} times," if options["graph"] else ""
+    graph = f" in a CUDA graph, replayed {options['graph']} times" if options["graph"] else ""
     root = f", root {options['root']}" if options["root"] is not None else ""
     types = ", ".join((*options["dtypes"], *options["ops"]))
     if "skew" in options:
         types += f", alltoallv: the last rank receives {options['skew']:.0%} less than rank 0"
-    single = "; p50 to p99 of single operations, the slowest rank's" if options.get("percentiles") else ""
+    single = "; p50 to p99 of single operations on the slowest rank" if options.get("percentiles") else ""
     if metadata.backend == "simulated":
-        return f"{types}{root}; one time a row, with noise from seed {options['seed']}; mean over ranks{single}"
-    check = "every rank's data verified" if options["check"] else "data not verified"
-    warmup = "" if options["warmup"] is None else f" after {options['warmup']} to warm up"
+        return f"{types}{root}; one time per row, with noise from seed {options['seed']}; mean over ranks{single}"
+    check = "data verified on every rank" if options["check"] else "data not verified"
+    warmup = f"{options['warmup']} warm-up, then " if options["warmup"] else ""
     if options["allocator"] == "nccl":
         types += ", ncclMemAlloc buffers"
-    return f"{types}{root}; {_loop(options)}{graph}{warmup}; mean over ranks{single}; {check}"
+    return f"{types}{root}; {warmup}{_loop(options)}{graph}; mean over ranks{single}; {check}"
+
+
+def _counted(options: Mapping[str, Any]) -> str:
+    return "operations" if options.get("mode") == Mode.LATENCY else "iterations"
 
 
 def _loop(options: Mapping[str, Any]) -> str:
-    is_latency = options.get("mode") == Mode.LATENCY
+    single = ", one at a time" if options.get("mode") == Mode.LATENCY else ""
     if "budget_s" in options:
-        what = "operations, each alone," if is_latency else "iterations"
-        return f"{what} until the mean is within {INTERVAL:.0%} (95 %) or for {options['budget_s']:g} s a row"
+        return (
+            f"{_counted(options)}{single} until ±{INTERVAL:.0%} (95 % confidence) or {options['budget_s']:g} s per row"
+        )
     if options["iters"] is None:
-        return "how many iterations is not said"
-    if is_latency:
-        return f"{options['iters']} operations, each alone{',' if options['graph'] or options['warmup'] else ''}"
+        return "unknown number of iterations"
     refused = "graphs" if options["graph"] else "groups" if options.get("split") else ""
-    is_fallback = refused and options["iters"] == DEFAULT_ITERATIONS[Mode.THROUGHPUT]
-    return f"{options['iters']} iterations" + (f" (--iters {AUTO} is not for {refused})" if is_fallback else "")
+    is_fallback = refused and not single and options["iters"] == DEFAULT_ITERATIONS[Mode.THROUGHPUT]
+    no_auto = f" (--iters {AUTO} is not for {refused})" if is_fallback else ""
+    return f"{options['iters']} {_counted(options)}{single}{no_auto}"
 
 
 def ranks_on_hosts(metadata: Metadata) -> str:
@@ -466,7 +470,7 @@ def _crossings(rows: Sequence[WinnerRow]) -> str:
     """Return the fastest setting by size, for example 'ring/ll up to 2M, ring/simple from 4M on'."""
     (_, name), *further = crossings(rows)
     if not further:
-        return f"none: {name} at all sizes, or no slower than noise"
+        return f"none: {name} at all sizes, or not slower than the noise"
     before = max(row.size_bytes for row in rows if row.size_bytes < further[0][0])
     later = (f"{name} from {format_size(size)}" for size, name in further)
     return f"{name} up to {format_size(before)}, {', '.join(later)} on"
@@ -474,13 +478,13 @@ def _crossings(rows: Sequence[WinnerRow]) -> str:
 
 def _legend_of_ways(rows: Sequence[WinnerRow]) -> str:
     if all(row.beyond_noise is None for row in rows):
-        return "noise unknown: sizes were too few; more of them, or --iters auto, tell"
+        return "noise unknown: too few sizes. Try: more sizes, or --iters auto"
     beyond = [row for row in rows if row.beyond_noise]
     if not beyond:
         return "own choice        nothing is faster beyond the noise"
     worst = max(beyond, key=lambda row: row.loss_percent)
     where = f"{format_size(worst.size_bytes)} {worst.placement.replace('_', ' ')}"
-    most = f"loses {worst.loss_percent:.1f}% at most, at {where} to {worst.fastest}"
+    most = f"loses {worst.loss_percent:.1f}% at most, at {where}, compared with {worst.fastest}"
     return f"own choice        {most} (* beyond the noise)"
 
 
@@ -615,14 +619,14 @@ def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
     why = why_not_judged or next(filter(None, (parse_doubt(row.note) for row in rows)), "")
-    unknown = f"speed not judged: {why}" if why else "not known: speed not judged"
+    unknown = f"speed not judged: {why}" if why else "unknown, so speed is not judged"
     judged = [row.size_bytes for row in rows if row.expected_source]
     others = [row.size_bytes for row in rows if not row.expected_source]
     extent = ""
     if judged and others:
-        extent = f"; speed judged of {len(judged)} of {len(rows)} rows"
+        extent = f"; speed judged for {len(judged)} of {len(rows)} rows"
         if max(others) < min(judged):
-            extent = f"; speed judged from {format_size(min(judged))} on"
+            extent = f"; speed judged from {format_size(min(judged))}"
     return f"expected          {'; '.join(sources) or unknown}{extent}{legend}"
 
 

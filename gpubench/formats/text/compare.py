@@ -113,7 +113,7 @@ class CompareView(ReportView):
             self._page.print(f"{INDENT}and {left} more: --format csv --section {CircumstanceRow.section}")
         if options["threshold"] is not None:
             self._page.wrap(
-                f"{INDENT}more than {options['threshold']:g} % of bandwidth lost is a regression, whatever the noise"
+                f"{INDENT}more than {options['threshold']:g} % less bandwidth is a regression, whatever the noise"
             )
 
     def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
@@ -137,9 +137,7 @@ class CompareView(ReportView):
         for columns in (REACHED, CURVES):
             self._page.print("")
             self._page.table(columns, rows)
-        self._page.wrap(
-            "half from: the smallest measured size that reaches half of the peak; latency: the smallest size"
-        )
+        self._page.wrap("half from: the smallest measured size with half of the peak; latency: at the smallest size")
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             self._page.wrap(f"latency is not compared: {reason}")
 
@@ -180,7 +178,7 @@ class CompareView(ReportView):
         self._page.print("")
         self._page.table(ROWS, shown)
         if any(row.slower_percent is not None for row in shown):
-            self._page.wrap("% of before: the bandwidth now in percent of that before; lower is slower")
+            self._page.wrap("% of before: the new bandwidth in percent of the old one (lower is slower)")
         left = len(worse) - _MOST_ROWS, len(faster) - _MOST_FASTER
         for count, what in zip(left, ("worse", "faster"), strict=True):
             if count > 0:
@@ -242,5 +240,5 @@ def _summary(compared: Sequence[_Judged]) -> Iterator[str]:
             least, middle, most = (
                 _percent_of_before(change) for change in (max(changes), median(changes), min(changes))
             )
-            figures = f"; bandwidth {middle} of before (median), from {least} to {most}"
+            figures = f"; bandwidth {middle} of the old one (median), from {least} to {most}"
         yield f"{kind}: {plural(len(rows), 'row')} in common: {counted_changes or 'without times'}{figures}"

@@ -127,7 +127,7 @@ class ExplainView(ReportView):
         self._page.heading(metadata, "explain", found, f"up to {plural(largest, 'rank')}" if largest else "")
         is_of_ucx_alone = (kv_paths or options.get("ucx_lines")) and not options["nccl_lines"]
         without = 0 if is_of_ucx_alone else options["files_without_nccl"]
-        files = plural(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
+        files = plural(options["files"], "file") + (f", {without} without NCCL lines" if without else "")
         self._page.wrap(f"{INDENT}{metadata.source}: {files}")
         dumps = f", and dumps of {plural(options['dumps'], 'rank')}" if options.get("dumps") else ""
         lines = f"{INDENT}{plural(options['lines'], 'line')}"
@@ -137,14 +137,14 @@ class ExplainView(ReportView):
         for text, count in warnings[:_MOST_WARNINGS]:
             self._page.wrap(f"{INDENT}NCCL warns{f' {count} times' if count > 1 else ''}: {text}")
         if len(warnings) > _MOST_WARNINGS:
-            self._page.wrap(f"{INDENT}and of {len(warnings) - _MOST_WARNINGS} things more")
+            self._page.wrap(f"{INDENT}and {len(warnings) - _MOST_WARNINGS} more warnings")
 
     def _kind(self, kind: Kind) -> None:
         communicator, transports, more = kind
         self._page.print("")
         self._page.wrap(_described(communicator, more))
         if not transports:
-            self._page.wrap(f"{INDENT}no connection: NCCL connects ranks when they first communicate")
+            self._page.wrap(f"{INDENT}no connection, because NCCL connects ranks when they first communicate")
             return
         columns: list[Column] = []
         # Show as many example pairs as fit.
@@ -227,7 +227,7 @@ def _range(least: int, most: int) -> str:
 def _total(transports: Sequence[TransportRow]) -> str:
     counts = {verdict: sum(row.pairs for row in transports if row.verdict == verdict) for verdict in Verdict}
     staged = sum(row.pairs for row in transports if row.host_staged)
-    unknown = f"; {counts[Verdict.ERROR]} not known" if counts[Verdict.ERROR] else ""
+    unknown = f"; {counts[Verdict.ERROR]} unknown" if counts[Verdict.ERROR] else ""
     total = plural(sum(counts.values()), "path")
     if not staged:
         return f"through host memory: 0 of {total}, as NCCL logged them{unknown}"
@@ -254,5 +254,5 @@ def status_line(seconds: float, communicators: int | None, hangs: Sequence[Hang]
     if not said:
         said = ["no answer in time"]
         if communicators is not None:
-            said = [f"{plural(communicators, 'communicator')}, no rank keeps others waiting"]
+            said = [f"{plural(communicators, 'communicator')}, and no rank keeps others waiting"]
     return f"{seconds:8.1f} s  {'; '.join(said)}"

@@ -135,12 +135,12 @@ class KvView(ReportView):
             slowest = max((row for row in direct if row.blocks == most), key=lambda row: row.size_bytes)
             size, rate = format_size(slowest.size_bytes), figure(slowest.bandwidth_gb_s)
             cost = f"{most:,} blocks take {figure(slowest.block_us)} µs each, which limits {size} to {rate} GB/s"
-            yield f"{cost}: a cost per block, not a fallback"
+            yield f"{cost}. This is a cost per block, not a fallback"
         rates = [row for row in self._to_host if row.bandwidth_gb_s is not None]
         if rates:
             slowest = min(rates, key=lambda row: row.bandwidth_gb_s or 0.0)
             yield (
-                f"to host memory of the other process: {figure(slowest.bandwidth_gb_s)} GB/s or more, by "
+                f"to host memory of the other process: {figure(slowest.bandwidth_gb_s)} GB/s or more, with "
                 f"{slowest.protocol or '?'} over {slowest.transport or '?'} (not judged)"
             )
 
@@ -152,6 +152,6 @@ def _by_size(row: KvRow) -> tuple[int, int, bool]:
 def _processes(metadata: Metadata) -> str:
     options = metadata.options
     visible = "only its own GPU" if options["visible"] == "own" else "all GPUs"
-    apart = f", in a {options['isolate'].upper()} namespace of its own" if options["isolate"] else ""
-    check = "data not checked" if metadata.origin == "simulated" else "data verified"
+    apart = f", in a {options['isolate'].upper()} namespace" if options["isolate"] else ""
+    check = "data not verified" if metadata.origin == "simulated" else "data verified"
     return f"two processes per pair, each sees {visible}{apart}; {check}"

@@ -11,7 +11,7 @@ from gpubench.model.terms.units import group_by
 _TITLES = {
     LibraryKind.LIBRARY: "libraries",
     LibraryKind.PACKAGE: "Python packages",
-    LibraryKind.KERNEL: "ways into GPU memory (GPUDirect)",
+    LibraryKind.KERNEL: "kernel paths into GPU memory (GPUDirect)",
 }
 _COLUMNS = (
     Column("what", "library"),
@@ -30,7 +30,7 @@ class LibrariesView(ReportView):
         if metadata.source:
             self._page.wrap(f"{INDENT}{metadata.source}")
         for python in dict.fromkeys(metadata.options.get("python", ())):
-            self._page.wrap(f"{INDENT}as {python} finds them")
+            self._page.wrap(f"{INDENT}as found by {python}")
         self._page.software(metadata)
         for host, members in group_by(rows, lambda row: row.node).items():
             if len(metadata.hosts) > 1:

@@ -140,17 +140,18 @@ def _header_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
         metadata, f"overlap of {options['collective']}", f"backend {metadata.backend}", ranks_on_hosts(metadata)
     )
     if metadata.origin == "simulated" and metadata.profile:
-        yield f"{INDENT}a model from profile {metadata.profile['name']}, contention as on 2 H200s: nothing was measured"
+        yield f"{INDENT}a model from profile {metadata.profile['name']}, contention as on 2 H200s, nothing was measured"
         yield f"{INDENT}{metadata.source}"
     yield from rank_lines(metadata, verbose=verbose)
     yield from software_lines(metadata, verbose=verbose)
     types = ", ".join((*options["dtypes"], *options["ops"]))
     if metadata.origin == "simulated":
-        yield f"{INDENT}{types}; one time a row, with noise from seed {options['seed']}"
+        yield f"{INDENT}{types}; one time per row, with noise from seed {options['seed']}"
     else:
-        check = "every rank's data verified" if options["check"] else "data not verified"
-        yield f"{INDENT}{types}; steps of one collective and some operations, {options['seconds']:g} s a phase; {check}"
-    yield f"{INDENT}a collective begins as the partner's first operation does; size is the larger buffer of a rank"
+        check = "data verified on every rank" if options["check"] else "data not verified"
+        steps = f"steps of one collective and some operations, {options['seconds']:g} s per phase"
+        yield f"{INDENT}{types}; {steps}; {check}"
+    yield f"{INDENT}a collective starts with the partner's first operation; size is the larger buffer of a rank"
     yield f"{INDENT}κm = 1 + wait for SMs + share of bandwidth and power; κc while the collective is in flight"
     for line in describe_dropped(metadata.dropped_sizes):
         yield f"{INDENT}not measured: {line}"
@@ -159,8 +160,8 @@ def _header_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
 def _note_lines(rows: Sequence[OverlapRow]) -> Iterator[str]:
     found: dict[str, list[str]] = {}
     for row in rows:
-        throttled = f"clocks were held down: {row.throttled_by}" if row.throttled_by else ""
-        noisy = "steps differ by more than the collective takes, and so do not tell what is hidden of it"
+        throttled = f"clocks were throttled: {row.throttled_by}" if row.throttled_by else ""
+        noisy = "steps vary by more than the time of the collective, so the hidden share is unknown"
         for note in filter(None, (row.note, throttled, noisy if row.hidden_share is None else "")):
             found.setdefault(note, []).append(f"{format_size(row.size_bytes)}/{_ctas(row)}")
     for note, places in list(found.items())[:_MOST_NOTES]:

@@ -27,7 +27,11 @@ _TIMED_BELOW_BYTES = 64 * 2**10
 """Show the time instead of the bandwidth for smaller copies, whose bandwidth would round to zero."""
 
 _MOST_KINDS = 4
-_DIRECTIONS = {"write": "written by the source", "read": "read by the destination", "both": "both ways at once, summed"}
+_DIRECTIONS = {
+    "write": "written by the source",
+    "read": "read by the destination",
+    "both": "both directions at once, summed",
+}
 _ENGINES = {
     "ce": "copy engine",
     "sm": "kernel",
@@ -38,7 +42,7 @@ _ENGINES = {
     "nixl": "NIXL, by nixlbench",
     "prefetch": "managed memory, prefetched",
     "faults": "managed memory, fetched by page faults of a kernel",
-    "in place": "managed memory, used where it is by a kernel",
+    "in place": "managed memory, used in place by a kernel",
 }
 _ACCESS = {"on": "peer access on", "off": "peer access off: through host memory"}
 _COPIES = {"write": "writes", "read": "reads", "both": "copies both ways at once"}
@@ -116,7 +120,7 @@ class P2pView:
                 source: {name: GridCell(f"{ratio:.3g}") for name, ratio in row.items()}
                 for source, row in ratios.cells.items()
             }
-            self._grid("on / off", "bandwidth with peer access on over that with it off", cells)
+            self._grid("on / off", "bandwidth with peer access on, divided by bandwidth with it off", cells)
         patterns = report.rows(PatternRow)
         if patterns:
             size = units.format_size(patterns[0].size_bytes)
@@ -181,7 +185,7 @@ class P2pView:
         found = {((row.source, row.destination), row.engine): row for row in (*plain, *self._managed)}
         ends = list(dict.fromkeys(pair for pair, _ in found))
         size = units.format_size(self._managed[0].size_bytes or 0)
-        self._page.print("", f"managed memory beside plain memory, {size}, GB/s (of the copy engine's copy)")
+        self._page.print("", f"managed memory compared with plain memory, {size}, GB/s (of the copy engine's copy)")
         columns = [Column("from", itemgetter(0)), Column("to", itemgetter(1))]
         for engine, head in _HEADS.items():
             words = {
@@ -214,7 +218,7 @@ def _managed_memory(gpu: Mapping[str, Any]) -> str:
 def print_source_and_devices(page: Page, metadata: Metadata) -> None:
     """Print whether the report is simulated or replayed, and its GPUs."""
     if metadata.origin == "simulated" and metadata.profile:
-        page.wrap(f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured")
+        page.wrap(f"{INDENT}a model from profile {metadata.profile['name']}, nothing was measured")
     if metadata.source:
         page.wrap(f"{INDENT}{metadata.source}")
     label = "rank " if metadata.ranks else ""
@@ -254,8 +258,8 @@ def _method(metadata: Metadata) -> str:
     copies = (
         f"{options['repeats']} copies" if options["repeats"] else f"copies of {options['sample_seconds'] * 1e3:g} ms"
     )
-    loop = f"median of {options['samples']} samples, each {copies} after {options['warmup']} to warm up"
-    check = "every destination checks what arrived" if options["check"] else "data not checked"
+    loop = f"median of {options['samples']} samples, each {copies} after {options['warmup']} warm-up copies"
+    check = "every destination verifies the data" if options["check"] else "data not verified"
     return f"{loop}; {check}; {_MARKS}"
 
 

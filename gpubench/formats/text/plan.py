@@ -64,13 +64,13 @@ class PlanView(ReportView):
         machine = f"{plural(int(options['gpus']), 'GPU')} ({options['gpu']})"
         self._page.heading(metadata, "plan", f"{options['model']} on {machine}")
         shape = (
-            f"{options['parameters'] / 1e6:,.0f} M parameters: {options['layers']} layers, hidden {options['hidden']}, "
-            f"{options['heads']} heads, sequence {options['sequence']}, {options['batch']} a microbatch, "
-            f"{options['data_type']}"
+            f"{options['parameters'] / 1e6:,.0f} M parameters: {options['layers']} layers, hidden "
+            f"{options['hidden']}, {options['heads']} heads, sequence {options['sequence']}, {options['batch']} per "
+            f"microbatch, {options['data_type']}"
         )
         self._page.wrap(f"{INDENT}{shape}")
         self._page.wrap(
-            f"{INDENT}a microbatch on one GPU: forward {options['forward_ms']:.1f} ms, backward "
+            f"{INDENT}one microbatch on one GPU: forward {options['forward_ms']:.1f} ms, backward "
             f"{options['backward_ms']:.1f} ms ({options['compute_origin']})"
         )
         for note in options["notes"]:
@@ -81,8 +81,8 @@ class PlanView(ReportView):
     def _layouts(self, rows: Sequence[LayoutRow]) -> None:
         memory = rows[0].gpu_memory_bytes
         self._page.wrap(
-            "layouts, the fastest first; a step is forward, backward and optimizer; states are what weights, gradients "
-            "and optimizer take on a GPU" + (f", which has {format_memory(memory)}" if memory else "")
+            "layouts, fastest first. A step is forward, backward and optimizer. States are the memory for weights, "
+            "gradients and optimizer on one GPU" + (f", which has {format_memory(memory)}" if memory else "")
         )
         self._page.table(LAYOUTS, rows)
         self._page.print("")
@@ -90,9 +90,9 @@ class PlanView(ReportView):
     def _exposed(self, best: LayoutRow, rows: Sequence[ExposedRow]) -> None:
         if not rows:
             return
-        copies = ", copies of gradients into buckets and out of them among it" if best.bucket_mb is not None else ""
+        copies = ", including copies of gradients into buckets and back" if best.bucket_mb is not None else ""
         computing = f"computing {best.compute_ms:.1f}{copies}"
-        self._page.wrap(f"{best.layout}: {_span(best.step_least_ms, best.step_most_ms)} ms a step; {computing}")
+        self._page.wrap(f"{best.layout}: {_span(best.step_least_ms, best.step_most_ms)} ms per step, {computing}")
         self._page.table(EXPOSED, rows)
         self._page.print("")
 
@@ -100,8 +100,8 @@ class PlanView(ReportView):
         if not rows:
             return
         assumed = self._metadata.options["contention_assumed"]
-        least = "; contention was not measured" if assumed else ""
-        self._page.wrap(f"the same step on another fabric; what faults make of it is modelled, not measured{least}")
+        least = ", and contention was not measured" if assumed else ""
+        self._page.wrap(f"the same step on another fabric. The effect of faults is modelled, not measured{least}")
         self._page.table(FAULTS, rows)
         for row in rows:
             if row.note:

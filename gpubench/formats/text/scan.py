@@ -51,7 +51,9 @@ class ScanView(ReportView):
         if "ranks_per_gpu" in options:
             share = options.get("sm_percent")
             how = "taking turns" if share is None else f"MPS, {share:g} % of its SMs each"
-            self._page.wrap(f"{INDENT}{options['ranks_per_gpu']} ranks share each GPU ({how}), each taken for a node")
+            self._page.wrap(
+                f"{INDENT}{options['ranks_per_gpu']} ranks share each GPU ({how}), and each counts as a node"
+            )
         self._page.software(metadata)
         self._page.print("")
 
@@ -110,5 +112,5 @@ class ScanView(ReportView):
         hosts = shorten([line.partition(" ")[0] for line in good], _MOST_HOSTS)
         file = self._metadata.options.get("hostfile")
         kept = f"{hosts}: {f'written to {file}' if file else '--hostfile FILE writes them'}"
-        kept = kept if good else "no node is known to be good"
+        kept = kept if good else "no node is known to be healthy"
         self._page.print(f"{INDENT}{'hostfile:':<13}{kept}")

@@ -359,14 +359,14 @@ class TopoView(ReportView):
         else:
             self._page.wrap(f"{INDENT}{kind.node}: {'; '.join(_machine(node))}", 6)
         if node.driver_absent:
-            self._page.wrap(f"{INDENT}no driver: {node.driver_absent}; PCI devices are read from sysfs", 6)
+            self._page.wrap(f"{INDENT}no driver: {node.driver_absent}. PCI devices are read from sysfs", 6)
 
     def _odd(self, kind: KindRow, nodes: Mapping[str, NodeRow]) -> None:
         same = group_by(kind.odd, lambda name: tuple(nodes[name].differences))
         for found, names in list(same.items())[:_MOST_ODD]:
             self._page.wrap(f"{INDENT}and {compress_names(names)}: {'; '.join(found)}", 8)
         if len(same) > _MOST_ODD:
-            self._page.wrap(f"{INDENT}and {len(same) - _MOST_ODD} more differences, in the section nodes")
+            self._page.wrap(f"{INDENT}and {len(same) - _MOST_ODD} more differences in the section nodes")
 
     def _devices(self, gpus: Sequence[GpuRow], nics: Sequence[NicRow], nearest: Mapping[str, str]) -> None:
         verbose, width = self._page.verbose, self._page.width
@@ -411,7 +411,7 @@ class TopoView(ReportView):
     def _limits(self, kind: KindRow, gpus: Sequence[str]) -> None:
         """Print the limits in GB/s per direction: one sentence if they are equal for all pairs, otherwise a matrix."""
         if all(value is None for gpu in gpus for value in kind.limits[gpu].values()):
-            self._page.wrap("limit        not known; the section pairs says why", 13)
+            self._page.wrap("limit        not known, for the reasons in the section pairs", 13)
             return
         between = {kind.limits[source][other] for source in gpus for other in gpus if source != other}
         totals = [(kind.limits[gpu]["nvlink"], kind.limits[gpu]["pcie"]) for gpu in gpus]
@@ -422,7 +422,7 @@ class TopoView(ReportView):
             everybody = ", ".join(f"{_rounded(value)} over {name}" for name, value in ways if value is not None)
             single = between.pop()
             what = "not known" if single is None else f"{_rounded(single)} GB/s per direction"
-            said = f"limit        {what} between any two"
+            said = f"limit        {what} between two GPUs"
             self._page.wrap(said + (f"; per GPU in total {everybody}" if everybody else ""), 13)
             return
         cells = {
@@ -430,7 +430,7 @@ class TopoView(ReportView):
         }
         self._page.print("")
         self._page.grid(grid_of_words("GB/s limit", cells, gpus, [*gpus, "nvlink", "pcie"]))
-        self._page.wrap(f"{INDENT}per direction; nvlink and pcie: per GPU in total")
+        self._page.wrap(f"{INDENT}per direction. nvlink and pcie: total per GPU")
 
     def _network(self, kind: KindRow, gpus: Sequence[str]) -> None:
         """Print the limit towards other nodes in GB/s, per GPU and per node, if the rate of a nearby NIC is known."""
@@ -447,10 +447,12 @@ class TopoView(ReportView):
         if len(ranks) > 1:
             shm = {(rank.node, rank.shm_device) for rank in ranks}
             shared = (
-                "one /dev/shm a node" if len(shm) == len({rank.node for rank in ranks}) else "several /dev/shm a node"
+                "one /dev/shm per node"
+                if len(shm) == len({rank.node for rank in ranks})
+                else "several /dev/shm per node"
             )
             self._page.print("")
-            self._page.wrap(f"{plural(len(ranks), 'rank')}: {shared}; the section ranks has their facts")
+            self._page.wrap(f"{plural(len(ranks), 'rank')}: {shared}. The section ranks has their facts")
 
 
 def _machine(node: NodeRow) -> Iterator[str]:

@@ -120,7 +120,7 @@ def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list
     devices = list(device_lines([row for row in frame.rows if row.node == first], width))
     if len(devices) > room:
         left_out = len(devices) - max(room - 1, 0)
-        devices = [*devices[: max(room - 1, 0)], (f"and {left_out} more lines: the window is too low", "dim")][:room]
+        devices = [*devices[: max(room - 1, 0)], (f"and {left_out} more lines (window too small)", "dim")][:room]
     lines = [(header, "bold"), *devices, ("", ""), *below]
     return [(line[:width], style) for line, style in lines[:height]]
 
@@ -155,7 +155,7 @@ def device_lines(rows: Sequence[TrafficRow], width: int) -> Iterator[StyledLine]
 
 def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> Iterator[StyledLine]:
     if frame.waiting:
-        yield "waiting for the first bytes", "dim"
+        yield "waiting for the first traffic", "dim"
     if not frame.jobs and not frame.silences:
         yield "no process uses a GPU", ""
     several = sum(len(kind.hosts) for kind in kinds) > 1
@@ -167,7 +167,7 @@ def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> 
             lead += f"{plural(len(kind.hosts), 'node')} {compress_names(kind.hosts)}: "
         reason = silent.get(kind.hosts[0])
         if reason is not None:
-            yield f"{lead}{reason}; what else is known stands above"[:width], _STYLES[Way.UNKNOWN]
+            yield f"{lead}{reason}. All other facts are above"[:width], _STYLES[Way.UNKNOWN]
         for job in kind.jobs:
             yield from _job_lines(lead, job, width)
     if len(kinds) > _MOST_KINDS:
@@ -213,7 +213,7 @@ def plain_lines(frame: WatchFrame) -> Iterator[str]:
     silent = dict(frame.silences)
     several = sum(len(kind.hosts) for kind in kinds) > 1
     if frame.waiting:
-        yield f"{time}waiting for the first bytes"
+        yield f"{time}waiting for the first traffic"
         return
     for kind in kinds:
         where = f"{compress_names(kind.hosts)}  " if several else ""
@@ -309,7 +309,7 @@ class _Mean(Struct):
 
 
 _QUIT = ("q", "Q", "\x03", "\x04")
-_KEYS = "q or Ctrl-C ends it"
+_KEYS = "q or Ctrl-C to end"
 _MOST_TYPED = 64
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -406,7 +406,9 @@ def keyboard() -> Iterator[int | None]:
     try:
         descriptor = sys.stdin.fileno()
         if os.tcgetpgrp(descriptor) != os.getpgrp():
-            raise OSError(errno.ENOTTY, "it runs in the background, where a terminal stops who sets it")
+            raise OSError(
+                errno.ENOTTY, "it runs in the background, where a terminal stops programs that change its settings"
+            )
         before = termios.tcgetattr(descriptor)
         tty.setcbreak(descriptor)
     except (OSError, ValueError, AttributeError, termios.error):  # stdin is closed or not a terminal

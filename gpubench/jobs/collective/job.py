@@ -68,7 +68,7 @@ def run_as_rank(
     if plan.scales:
         raise UsageError(
             f"--np {','.join(map(str, plan.rank_counts))} under {launch.launcher}",
-            expected="one process, which starts a job per number of ranks",
+            expected="one process that starts one job per number of ranks",
             reason=f"{launch.launcher} has started one job of {launch.size} ranks",
             next_step=launch.advice_without_launcher,
         )
@@ -313,7 +313,7 @@ class _LaunchedJob:
         first = first_lost(self._lost, self._ended_first)
         after = self._error or (first.error("") if first is not None else None)
         if after is not None:
-            self._presenter.note(f"{after.lines()[0]}, after all had been measured")
+            self._presenter.note(f"{after.lines()[0]}, after everything had been measured")
         return self._presenter.exit_code
 
     def _set_deadline(self, ranks: ChannelReceiver) -> None:
@@ -364,7 +364,7 @@ class _LaunchedJob:
         def ask(*_: object) -> None:
             for number in numbers:
                 signal.signal(number, signal.default_int_handler)
-            self._presenter.note("the soak ends with this row; once more ends it at once")
+            self._presenter.note("the soak ends after this row. Press Ctrl-C again to end it now")
             with suppress(ProcessLookupError):
                 os.kill(pid, SOAK_ENDS)
 

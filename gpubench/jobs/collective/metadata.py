@@ -38,9 +38,9 @@ def nothing_measured() -> Report:
         id="not-measured",
         severity=Verdict.ERROR,
         subject="--backend mpi",
-        seen="no row: the operation does not work on GPU memory, and was not begun in this job",
+        seen="no row, because the operation does not work on GPU memory and was not started in this job",
         expected="rows",
-        cause="the trial of MPI above",
+        cause="the MPI trial above",
         cure=Cure.of("gpubench allreduce --backend nccl", comment="`--backend host` measures MPI on CPU buffers."),
     )
     return Report(verdict=Verdict.ERROR, complete=True, findings=(finding,))

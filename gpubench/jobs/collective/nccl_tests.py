@@ -24,7 +24,7 @@ class NcclTestsOptions:
     largest: str | None = option("SIZE", "Largest size, as in nccl-tests.", name="-e")
     factor: str | None = option("FACTOR", "Factor between sizes, as in nccl-tests.", name="-f")
     step: str | None = option("BYTES", "Step between sizes, as in nccl-tests: -i 1M.", name="-i", hidden=True)
-    gpu_count: int | None = option("N", "Same as --np. Under mpirun or srun: -g 1 only.", name="-g", min=1)
+    gpu_count: int | None = option("N", "Same as --np. Under mpirun or srun only -g 1 is allowed.", name="-g", min=1)
     verified: int | None = option("0|1", "-c 0 is --no-check, -c 1 is --check.", name="-c", min=0, hidden=True)
     threads: str | None = option("N", "", name="-t", hidden=True)
     parallel_init: str | None = option("0|1", "", name="-p", hidden=True)
@@ -48,19 +48,19 @@ class NcclTestsOptions:
         if self.unaligned not in (None, "0"):
             raise UsageError(
                 f"-u {self.unaligned}",
-                expected="no -u: gpubench's buffers begin where the allocator puts them",
+                expected="no -u, because gpubench uses the addresses that the allocator returns",
                 next_step="leave -u out",
             )
         if self.threads not in (None, "1"):
             raise UsageError(
                 f"-t {self.threads}",
-                expected="no -t: in gpubench every GPU has a process of its own, and no process has several threads",
+                expected="no -t, because gpubench starts one process per GPU, without threads",
                 next_step=f"--np {int(self.threads) * (self.gpu_count or 1) if self.threads.isdecimal() else 'N'}",
             )
         if self.parallel_init not in (None, "0"):
             raise UsageError(
                 f"-p {self.parallel_init}",
-                expected="no -p: gpubench always initializes all ranks at once, each in a process of its own",
+                expected="no -p, because gpubench always initializes all ranks at once, each in a separate process",
                 next_step="leave -p out",
             )
 
@@ -77,7 +77,7 @@ class NcclTestsOptions:
             raise UsageError(
                 f"{' and '.join(typed)} without {'-e' if self.largest is None else '-b'}",
                 expected="the smallest size (-b) and the largest (-e)",
-                reason="nccl-tests would take 32M for the missing one",
+                reason="nccl-tests would use 32M for the missing one",
                 next_step=f"-b {self.smallest or 8} -e {self.largest or '4G'} -f {self.factor or 2}",
             )
         with add_advice(next_step="-b 8 -e 4G -f 2"):
@@ -92,7 +92,7 @@ class NcclTestsOptions:
         asked = f"-b {self.smallest} -e {self.largest}"
         also = f", or {asked} -i 1M for nccl-tests' sizes" if of_theirs <= MOST_SIZES else ""
         return UsageError(
-            f"{asked} without -f or -i: nccl-tests would visit {of_theirs:,} sizes, 1M apart",
+            f"{asked} without -f or -i: nccl-tests would measure {of_theirs:,} sizes, 1M apart",
             expected="a factor between sizes (-f), or a step (-i)",
             next_step=f"{asked} -f 2{also}",
         )
@@ -105,8 +105,8 @@ class NcclTestsOptions:
         if launch is not None and self.gpu_count > 1:
             raise UsageError(
                 f"-g {self.gpu_count} under {launch.launcher}",
-                expected="-g 1: in gpubench a rank has one GPU",
-                next_step=f"{launch.size * self.gpu_count} ranks in place of {launch.size}, without -g",
+                expected="-g 1, because each gpubench rank uses one GPU",
+                next_step=f"start {launch.size * self.gpu_count} ranks instead of {launch.size}, without -g",
             )
         return str(self.gpu_count) if launch is None else own
 
@@ -118,7 +118,7 @@ class NcclTestsOptions:
             raise UsageError(
                 f"-c {self.verified}",
                 expected="0 or 1",
-                reason="nccl-tests checks N extra operations; gpubench checks those that it times",
+                reason="nccl-tests checks N extra operations, but gpubench checks those that it times",
                 next_step="-c 1",
             )
         return bool(self.verified)

@@ -113,7 +113,7 @@ def _check_mpi(kind: BackendKind, group: Group) -> None:
     if kind.name in (MPI, HOST) and not isinstance(group, mpi.MpiGroup):
         raise UsageError(
             f"--backend {kind.name} under torchrun",
-            expected="ranks that MPI started: it moves the data",
+            expected="ranks started by MPI, which moves the data",
             next_step="--backend torch:gloo, or mpirun -n 2 gpubench ...",
         )
 

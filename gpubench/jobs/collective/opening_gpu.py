@@ -157,8 +157,8 @@ def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
         raise CouldNotMeasureError(
             str(error),
             expected="memory for the largest of --sizes, and for NCCL",
-            reason=f"others hold memory of this GPU: {held}",
-            next_step="end them, or give smaller --sizes",
+            reason=f"other processes use memory of this GPU: {held}",
+            next_step="end these processes, or use smaller --sizes",
         ) from error
 
 
@@ -222,7 +222,7 @@ class PathWatch:
     def path_observer(self, request: SweepRequest) -> PathObserver:
         """Return the observer for the paths of a sweep. Raises ValueError if `begin` was not called."""
         if self._log is None:
-            raise ValueError("nothing listens before NCCL begins")
+            raise ValueError("nothing is recorded before NCCL starts")
         counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
         self._stack.callback(counters.close)
         nodes = [each.identity.node for each in self._known]

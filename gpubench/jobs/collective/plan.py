@@ -116,8 +116,8 @@ class Variants:
     )
     proto: tuple[Protocol, ...] = option(
         "PROTO",
-        f"Also measure with this NCCL protocol: {', '.join(Protocol)}. Several with commas; with --algo, every "
-        "combination.",
+        f"Also measure with this NCCL protocol: {', '.join(Protocol)}. Several with commas. With --algo, every "
+        "combination is measured.",
         read=lambda texts: parse_choices("--proto", texts, Protocol),
         several=True,
         without=(),
@@ -125,7 +125,7 @@ class Variants:
     )
     register: tuple[Registration, ...] = option(
         "|".join(Registration),
-        "Also measure with buffers registered: user (ncclCommRegister) or symmetric (windows). Several with commas; "
+        "Also measure with registered buffers: user (ncclCommRegister) or symmetric (windows). Several with commas. "
         "NCCL then allocates the buffers.",
         read=lambda texts: parse_choices("--register", texts, Registration),
         several=True,
@@ -134,8 +134,8 @@ class Variants:
     )
     cta_policy: tuple[CtaPolicy, ...] = option(
         "|".join(CtaPolicy),
-        "Also measure with this policy for SMs; zero, with --register symmetric, moves data by copy engines. Several "
-        "with commas.",
+        "Also measure with this NCCL policy for SMs. zero, with --register symmetric, moves data by copy engines. "
+        "Several with commas.",
         read=lambda texts: parse_choices("--cta-policy", texts, CtaPolicy),
         several=True,
         hidden=True,
@@ -175,7 +175,9 @@ class Variants:
         by_option = {ALGORITHM_VARIABLE: ("--algo", self.algo), PROTOCOL_VARIABLE: ("--proto", self.proto)}
         for variable, (name, values) in by_option.items():
             if values and variable in self.set_variables:
-                raise exclusive((f"{SET_OPTION} {variable}", name), "one of them: both set one variable")
+                raise exclusive(
+                    (f"{SET_OPTION} {variable}", name), "only one of them, because both set the same variable"
+                )
         chosen: dict[str, Sequence[str]] = {variable: values for variable, (_, values) in by_option.items()}
         chosen |= {REGISTER: self.register, CTA_POLICY: self.cta_policy, MAX_CTAS: self.max_ctas, **dict(self.sets)}
         return tuple(combine_values({name: values for name, values in chosen.items() if values}))
@@ -227,8 +229,8 @@ class CollectivePlan(MachinePlan):
     command: str
     sizes: tuple[int, ...] | None = option(
         "SIZES",
-        "Sizes in bytes: 1K:4G (each twice the last), 1K:4G:4 (four times), 1M:64M:+1M (steps), or 1K,64K,1M "
-        f"(default: {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on CPUs).",
+        "Sizes in bytes: 1K:4G (doubling), 1K:4G:4 (factor 4), 1M:64M:+1M (steps of 1M), or 1K,64K,1M (default: "
+        f"{DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on CPUs).",
         read=parse_sizes,
         common=True,
     )
@@ -255,7 +257,8 @@ class CollectivePlan(MachinePlan):
     root: int = option("RANK", "Root rank.", name="--root -r", default=0)
     skew: float | None = option(
         "SHARE",
-        "Measure alltoallv: rank 0 receives the size, the last rank this share less of it, the others in between.",
+        "Measure alltoallv. Rank 0 receives the full size, the last rank less by this share, the others an amount "
+        "in between.",
         min=0,
         max=1,
         hidden=True,
@@ -273,15 +276,15 @@ class CollectivePlan(MachinePlan):
     percentiles: bool = flag("Also time single operations in a second loop, for p50, p95 and p99.")
     iters: str | None = option(
         "N|auto",
-        f"Timed operations per row. auto (default): until the mean is known to ±{INTERVAL:.0%}. Default with --graph, "
-        f"--split and --simulate: {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}; with --mode latency: "
+        f"Timed operations per row. auto (default) repeats until the mean is known to ±{INTERVAL:.0%}. The default "
+        f"with --graph, --split and --simulate is {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}, with --mode latency "
         f"{DEFAULT_ITERATIONS[Mode.LATENCY]}.",
         name="--iters -n",
         common=True,
     )
     budget: float | None = option(
         "S",
-        f"Seconds per row at most, with --iters {AUTO} (default: {Sampling().budget_seconds:g}).",
+        f"Maximum seconds per row with --iters {AUTO} (default: {Sampling().budget_seconds:g}).",
         min=0,
     )
     warmup: int = option("N", "Warm-up operations before each row.", name="--warmup -w", default=5, min=0)
@@ -330,7 +333,8 @@ class CollectivePlan(MachinePlan):
     targets: Targets = field(default_factory=Targets)
     ranks_per_gpu: int = sharing_ranks()
     timeout_s: float = step_timeout(
-        f"one operation ({TIMES_TO_START} times as long, at least {LEAST_SECONDS_TO_START:g} s, to start ranks)",
+        f"one operation. Starting ranks may take {TIMES_TO_START} times as long, and at least "
+        f"{LEAST_SECONDS_TO_START:g} s",
         default=60.0,
         least=1,
     )
@@ -438,7 +442,7 @@ class CollectivePlan(MachinePlan):
         if self.budget is not None:
             raise UsageError(
                 f"--budget {self.budget:g} without --iters {AUTO}",
-                expected=f"--budget with --iters {AUTO}, whose number of operations it limits",
+                expected=f"--budget together with --iters {AUTO}, because it limits the operations of {AUTO}",
                 next_step=f"--iters {AUTO} --budget {self.budget:g}",
             )
         if self.iters is None:
@@ -537,9 +541,9 @@ class CollectivePlan(MachinePlan):
             variables |= dict.fromkeys(PER_COMMUNICATOR)
         for name in (name for name in variables if name in environment):
             raise UsageError(
-                f"{' and '.join(self.comparison_options)} with {name}={environment[name]} set already",
-                expected="NCCL's own choice to compare with",
-                reason="it stands in the environment, or in a file as /etc/nccl.conf",
+                f"{' and '.join(self.comparison_options)} with {name}={environment[name]}, which is already set",
+                expected="an unset variable, so that NCCL's own choice can be measured too",
+                reason="it is set in the environment, or in a file such as /etc/nccl.conf",
                 next_step=f"unset {name}",
             )
 
@@ -569,9 +573,9 @@ class CollectivePlan(MachinePlan):
         """Raise CouldNotMeasureError if --expect-gpus is used and no host has a GPU."""
         if self.expected_gpus is not None and not any(listed):
             raise no_gpu(
-                f"--expect-gpus says {self.expected_gpus}, and there is none",
+                f"--expect-gpus {self.expected_gpus}, but there is no GPU",
                 for_what="--expect-gpus",
-                instead="without it CPU buffers are measured instead",
+                instead="without --expect-gpus, CPU buffers are measured",
             )
 
     def kinds(self, *, gpus: bool) -> tuple[BackendKind, ...]:
@@ -594,7 +598,7 @@ class CollectivePlan(MachinePlan):
             if kind.collectives and self.command not in kind.collectives:
                 raise UsageError(
                     f"{self.command} with --backend {kind.name}",
-                    expected=f"{' or '.join(kind.collectives)}, all that this backend has",
+                    expected=f"{' or '.join(kind.collectives)}, which this backend supports",
                     next_step=f"leave {kind.name} out, or gpubench {kind.collectives[0]} --backend {kind.name}",
                 )
             # With several backends, options that only NCCL supports apply to NCCL alone.
@@ -602,7 +606,7 @@ class CollectivePlan(MachinePlan):
             for name in (name for name in own if name in self._nccl_options and name in kind.lacks):
                 raise UsageError(
                     f"{name} with --backend {kind.name}",
-                    expected="an option that the backend can follow",
+                    expected="an option that this backend supports",
                     reason=kind.lacks[name],
                     next_step=f"leave {name} out, or --backend nccl",
                 )

@@ -283,8 +283,8 @@ class CollectiveRankJob:
         if self._plan.ranks not in (None, self._group.size):
             raise UsageError(
                 f"--np {self._plan.ranks} under a launcher that started {self._group.size} ranks",
-                expected="--np only where gpubench launches itself",
-                next_step=f"leave --np out, or give the number to the launcher: mpirun -n {self._plan.ranks} ...",
+                expected="--np only if gpubench starts the ranks",
+                next_step=f"leave --np out, or set the number in the launcher: mpirun -n {self._plan.ranks} ...",
             )
 
     def _listener(self, channel: str | None) -> Listener[CollectiveRow]:
@@ -309,9 +309,9 @@ class CollectiveRankJob:
     ) -> DescribedCollective:
         backend, unwatched = opened.backend, ""
         if opened.path_watch is None and opened.device is not None:
-            unwatched = "--no-evidence: nobody listened and nothing was counted"
+            unwatched = "--no-evidence, so no log was read and no counters"
             if self._part is not None:
-                unwatched = "--split: log and counters would be of all groups at once"
+                unwatched = "--split, because log and counters would mix all groups"
         names = self._plan.setting_names(backend.name)
         return described_collective(
             self._plan,

@@ -184,7 +184,7 @@ def _known_variables(name: str, plan: CollectivePlan, simulation: Simulation) ->
             f"{' '.join(plan.comparison_options)} with --simulate {simulation.text}: {name}",
             expected="a setting with a known effect: ring, tree and protocols on one node of H100s or H200s, and the "
             "variables of docs/reference/faults.md",
-            reason=f"how fast {machine.profile.name} is with {name} is not known",
+            reason=f"the speed of {machine.profile.name} with {name} is not known",
             next_step="gpubench allreduce --algo ring,tree --proto ll,ll128,simple --simulate hgx-h100-8",
         )
     return variables
@@ -214,7 +214,8 @@ def simulated_groups(
         if why:
             raise UsageError(
                 f"--split with --simulate {simulation.text}: {part.name}",
-                expected="groups that share no path: whole nodes, GPUs joined by NVLinks, or rails with a NIC each",
+                expected="groups that share no path, such as whole nodes, GPUs connected by NVLinks, or rails with "
+                "one NIC each",
                 reason=why,
                 next_step="gpubench allreduce --split node --simulate 'hgx-h100-8*4'",
             )
@@ -462,7 +463,7 @@ def _ranks_per_node(plan: CollectivePlan, simulation: Simulation, gpus: int) -> 
     if rest or not 1 <= per_node <= gpus:
         raise UsageError(
             f"--np {plan.ranks} on {simulation.machine}",
-            expected=f"as many ranks on every node, at most {gpus}",
+            expected=f"the same number of ranks on every node, at most {gpus}",
             next_step=f"--np {simulation.machine.nodes * gpus}",
         )
     return per_node
@@ -537,15 +538,15 @@ REPLAY = Steps("", _open_recording, _replay)
 def _circumstances(found: RecordedCollective, machines: Machines, source: str) -> Circumstances:
     by_host = {node.snapshot.host: node for node in machines.nodes}
     facts = machines.processes
-    missing = [f"samples of {host}, which no node of the recording is" for host in found.hosts if host not in by_host]
+    missing = [f"samples of {host}, which is not in the recording" for host in found.hosts if host not in by_host]
     if found.model is None and [fact.rank for fact in facts] != [rank.rank for rank in found.ranks]:
         missing.append(f"samples of {len(found.ranks)} ranks, and processes of {len(facts)}")
     if missing:
         raise UsageError(
             f"{source}: {missing[0]}",
             expected="nodes, ranks and samples of one run",
-            reason="the folder was put together from several recordings, or is not whole",
-            next_step="copy the whole folder again, or record it again: --record DIR",
+            reason="the folder was assembled from several recordings, or it is incomplete",
+            next_step="copy the whole folder again, or record again with --record DIR",
         )
     nodes = {number: by_host[host] for number, host in enumerate(found.hosts)}
     return Circumstances(wiring=Wiring(found.ranks, nodes), facts=facts)

@@ -201,7 +201,7 @@ def refuse_turns_under_launcher(settings: Sequence[NcclSetting], launch: "Launch
     first = settings[0].values[0]
     raise UsageError(
         f"--set {first[0]} under {launch.launcher}",
-        expected="one process, which starts a job for every setting: NCCL reads this variable once a process",
-        reason="ranks that a launcher has started are one job; NCCL_ALGO and NCCL_PROTO alone can change in it",
-        next_step=f"{first[0]}={first[1]} for one job, none for another, each with --output, then gpubench compare",
+        expected="one process that starts a job for every setting, because NCCL reads this variable once per process",
+        reason="ranks of a launcher are one job, in which only NCCL_ALGO and NCCL_PROTO can change",
+        next_step=f"{first[0]}={first[1]} in one job but not in another, each with --output, then gpubench compare",
     )

@@ -49,7 +49,7 @@ class LaunchedRank(Struct, frozen=True):
     def advice_without_launcher(self) -> str:
         """Advice on how to run a command that needs a single process."""
         shell = ", or env -u LOCAL_RANK gpubench ... in a shell that one of its ranks opened"
-        return "the same without the launcher" + (shell if self.launcher == TORCHRUN else "")
+        return "run the same command without the launcher" + (shell if self.launcher == TORCHRUN else "")
 
 
 def refuse_several_ranks(launch: LaunchedRank | None, what: str, expected: str) -> None:
@@ -85,9 +85,9 @@ def detect_launcher(environment: Mapping[str, str]) -> LaunchedRank | None:
             raise UsageError(
                 f"{name}={environment[name]} together with "
                 f"{', '.join(set_ for set_ in TORCHRUN_VARIABLES if set_ != name)}",
-                expected="numbers, as torchrun sets them for each of its processes",
+                expected="numbers, as torchrun sets them for each process",
                 reason="the variables were set by hand, or by a script",
-                next_step="torchrun --nproc-per-node N -m gpubench ...; alone: unset "
+                next_step="torchrun --nproc-per-node N -m gpubench ..., or alone after unset "
                 + " ".join(TORCHRUN_VARIABLES[:3]),
             )
     return LaunchedRank(TORCHRUN, found["RANK"] or 0, found["WORLD_SIZE"] or 0)

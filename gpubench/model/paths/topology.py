@@ -325,7 +325,7 @@ class Topology:
         # These statuses do not show whether copies are direct.
         statuses = (("over PCIe", facts.pci), ("over NVLink", facts.nvlink), ("atomics", facts.atomics))
         others = [f"{what} {P2P_STATUS.get(word, word)} ({word})" for what, word in statuses if word is not None]
-        others += ["nvidia-smi topo -p2p r and -p2p w decide"] if others else []
+        others += ["nvidia-smi topo -p2p r and -p2p w show it"] if others else []
         reasons = dict.fromkeys([*silent, *facts.unknown.values()]) or others
         failed = [each for each in self.snapshot.failures if each.stage in ("nvml", "cuda")]
         why = (
@@ -334,7 +334,7 @@ class Topology:
             or destination.lost
             or "; ".join(f"{failure.stage}: {failure.error}" for failure in failed)
             or self.snapshot.driver.absent
-            or "nvidia-smi topo -p2p r decides"
+            or "nvidia-smi topo -p2p r shows it"
         )
         return PeerAccess(None, None, why)
 
@@ -360,7 +360,7 @@ class Topology:
             own = source.nvlinks if isinstance(source, GpuFacts) else None
             rate = next((nvlink_gb_s(link) for link in own or () if link.active), None)
             if rate is None:
-                return Limit(None, f"{links} NVLinks, but their speed is not known")
+                return Limit(None, f"{links} NVLinks with unknown speed")
             return Limit(links * rate, f"{links} NVLinks × {rate:g}")
         limits = [self._pcie_limit(source, destination)]
         limits += [_rate_limit(device) for device in (source, destination) if isinstance(device, NicFacts)]
@@ -369,16 +369,16 @@ class Topology:
     def nvlink_total(self, gpu: GpuFacts) -> Limit:
         """Return the total bandwidth of a GPU's active NVLinks in GB/s per direction."""
         if gpu.nvlinks is None:
-            return Limit(None, gpu.unknown.get("nvlinks", gpu.lost or "NVLinks are not known"))
+            return Limit(None, gpu.unknown.get("nvlinks", gpu.lost or "NVLinks are unknown"))
         if active_links(gpu) is None:
-            return Limit(None, gpu.unknown.get("nvlinks.active", "which NVLinks are active is not known"))
+            return Limit(None, gpu.unknown.get("nvlinks.active", "the active NVLinks are unknown"))
         active = [link for link in gpu.nvlinks if link.active]
         if not active:
             return Limit(None, f"none of {len(gpu.nvlinks)} NVLinks is active" if gpu.nvlinks else "no NVLink")
         rates = [nvlink_gb_s(link) for link in active]
         known = [rate for rate in rates if rate is not None]
         if len(known) < len(rates):
-            return Limit(None, "the speed of the NVLinks is not known")
+            return Limit(None, "the speed of the NVLinks is unknown")
         return Limit(sum(known), f"{len(active)} NVLinks × {known[0]:g}")
 
     def pcie_total(self, device: Device) -> Limit:
@@ -421,17 +421,17 @@ class Topology:
         facts, efa = self.snapshot.gpudirect, nic.kind is NicKind.EFA
         module, loaded = ("efa_nv_peermem", facts.efa_peermem) if efa else ("nvidia-peermem", facts.peermem)
         if not nic.rdma:
-            software = nic.model == SOFTWARE_RDMA
-            return False, "software RDMA: the CPU moves the data" if software else "no RDMA device: plain Ethernet"
+            software = "software RDMA, in which the CPU moves the data"
+            return False, software if nic.model == SOFTWARE_RDMA else "no RDMA device, only plain Ethernet"
         if nic.gpudirect is not None:
             return nic.gpudirect, "according to NCCL"
         is_idle = not efa and facts.peermem_registered is False
         if loaded and not is_idle:
             return True, f"{module} is loaded"
-        missing = f"{module} is not loaded" if loaded is False else f"{module} was not looked for"
+        missing = f"{module} is not loaded" if loaded is False else f"{module} was not checked"
         missing = f"{module} is loaded but not registered with the RDMA core" if loaded else missing
         if facts.dma_buf:
-            return True, f"dma-buf, if the NIC's driver supports it too; {missing}"
+            return True, f"dma-buf, if the NIC's driver supports it too ({missing})"
         if facts.dma_buf is None:
             return None, f"{missing}, and it is unknown whether the driver offers dma-buf"
         if efa:

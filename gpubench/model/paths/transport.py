@@ -475,7 +475,7 @@ RULES = (
         _DIRECT_LIKELY,
         "the library chose a direct path and the measurements agree, although the driver reports none",
     ),
-    Rule("P P A PA", _DIRECT_LIKELY, "the library chose a direct path, which the machine has"),
+    Rule("P P A PA", _DIRECT_LIKELY, "the library chose a direct path, and the machine has one"),
     Rule("A P A PA", _DIRECT_WEAK, "the library chose a direct path, and there is no other evidence"),
     Rule("C P A PA", _DISPUTED, "the library chose a direct path, the driver reports none, and no measurement decides"),
     Rule("PA P C PA", _DISPUTED, "the library chose a direct path, but the measurements match host memory"),

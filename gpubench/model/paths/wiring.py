@@ -156,7 +156,7 @@ class Wiring(Struct, frozen=True, dict=True):
     def capability(self, pair: Pair) -> Evidence:
         """Return the evidence for whether the path of a pair can be direct."""
         if not self.share_node(pair) and self.share_domain(pair):
-            return Evidence(State.PRESENT, "both are in one NVLink domain")
+            return Evidence(State.PRESENT, "both GPUs are in one NVLink domain")
         if not self.share_node(pair):
             nodes = self.gpus[pair[0]].node, self.gpus[pair[1]].node
             if nodes not in self._node_pair_evidence:
@@ -234,7 +234,7 @@ class Wiring(Struct, frozen=True, dict=True):
         """
         near, facts, node = self.near_nics(gpu), self._found[gpu], self.nodes.get(self.gpus[gpu].node)
         if not near or facts is None or node is None:
-            return topology.Limit(None, "no NIC of known rate is near the GPU")
+            return topology.Limit(None, "no NIC with a known rate is near the GPU")
         total, own = node.combined_nic_limit(near, {nic.name: facts for nic in near}), node.own_link_gb_s(facts)
         if total.gb_s is None:
             return total

@@ -443,7 +443,7 @@ def _bounds_from_writes(
         if row.engine != Engine.CE or row.direction not in _PCIE_SHARES:
             return []
         shares = _PCIE_SHARES[Direction(row.direction)]
-    return [Bound(times * write_gb_s, "the writes between these GPUs", shares)]
+    return [Bound(times * write_gb_s, "writes between these GPUs", shares)]
 
 
 def _bounds_from_limit(row: PairRow, bounds: Sequence[Bound]) -> list[Bound]:

@@ -146,21 +146,21 @@ HALVE_CLOCKS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
 """These throttle reasons reduce the SM clock to half or less (nvidia-smi manual). Copy engines have other clocks."""
 
 _BETWEEN_NODES = (FACTS, COLLECTIVES)
-_WIDTH_OF_GPU = "its PCIe link, over which it reaches host memory, is trained to this width"
-_GENERATION_OF_GPU = "its PCIe link, over which it reaches host memory, is trained to this generation"
+_WIDTH_OF_GPU = "the GPU's PCIe link to host memory is trained to this width"
+_GENERATION_OF_GPU = "the GPU's PCIe link to host memory is trained to this generation"
 
 _gpu, _nic, _link, _node = (
     partial(FaultKey, subject) for subject in (Subject.GPU, Subject.NIC, Subject.LINK, Subject.NODE)
 )
 
 FAULT_KEYS = (
-    _gpu("nvlink", "only N of its NVLinks are active", ValueKind.COUNT, changes=_ALL),
+    _gpu("nvlink", "only N NVLinks of the GPU are active", ValueKind.COUNT, changes=_ALL),
     _gpu("width", _WIDTH_OF_GPU, words=_WIDTHS, changes=_ALL),
     _gpu("generation", _GENERATION_OF_GPU, words=_GENERATIONS, changes=_ALL),
     _gpu("p2p", "NVML refuses peer access with every other GPU", words=_REFUSALS, changes=_ALL),
     _gpu("cuda_peer", "CUDA refuses peer access, although NVML reports OK", words=("no",), changes=_ALL),
     _gpu("lost", "it fell off the bus: the driver lists it but cannot reach it", words=("yes",), changes=_ALL),
-    _gpu("missing", "it is missing, and the GPUs after it have lower numbers", words=("yes",), changes=_ALL),
+    _gpu("missing", "the GPU is missing, and the GPUs after it have lower numbers", words=("yes",), changes=_ALL),
     _gpu("mig", "MIG is on, so peer access is refused", words=("on",), changes=_ALL),
     _gpu("ecc", "ECC is off", words=("off",)),
     _gpu(
@@ -169,7 +169,7 @@ FAULT_KEYS = (
         words=THROTTLE_REASONS,
         changes=(FACTS, COLLECTIVES),
     ),
-    _gpu("rows", "row remapping in its memory waits for a reset, or failed", words=("pending", "failure")),
+    _gpu("rows", "row remapping in GPU memory is pending until a reset, or has failed", words=("pending", "failure")),
     _gpu(
         "fabric",
         "it has not joined the NVLink fabric, so peer access is refused",
@@ -179,52 +179,57 @@ FAULT_KEYS = (
     _gpu("health", "the NVLink fabric reports this condition", words=HEALTH_CONDITIONS),
     _gpu(
         "speed",
-        "its links reach this share of their bandwidth (0 to 1), and no fact shows it",
+        "the GPU's links reach this share of their bandwidth (0 to 1), but all facts look healthy",
         ValueKind.FACTOR,
         changes=_MEASURED,
     ),
-    _gpu("errors", "it has counted N uncorrectable memory errors", ValueKind.COUNT),
+    _gpu("errors", "the GPU has counted N uncorrectable memory errors", ValueKind.COUNT),
     _gpu("temperature", "its chip is at N °C", ValueKind.COUNT),
-    _gpu("replays", "its PCIe link has replayed N packets", ValueKind.COUNT),
-    _gpu("busy", "a process with the pid N has memory on it, and is idle", ValueKind.COUNT),
+    _gpu("replays", "the PCIe link has replayed N packets", ValueKind.COUNT),
+    _gpu("busy", "an idle process with the pid N uses memory of the GPU", ValueKind.COUNT),
     _gpu("hang", "its rank hangs before an all-reduce (with --hang)", words=("yes",), command="watch"),
-    _nic("state", "its port is not active", words=("down", "init"), changes=_BETWEEN_NODES),
-    _nic("rate", "its port runs at this rate, in Gb/s", ValueKind.RATE, changes=_BETWEEN_NODES),
-    _nic("width", "its PCIe link is trained to this width", words=_WIDTHS, changes=_BETWEEN_NODES),
-    _nic("generation", "its PCIe link is trained to this generation", words=_GENERATIONS, changes=_BETWEEN_NODES),
-    _nic("errors", "its port has counted N symbol errors", ValueKind.COUNT),
-    _nic("missing", "it is missing", words=("yes",), changes=_BETWEEN_NODES),
-    _scan_fault(Subject.NIC, "bandwidth", "it reaches this share of its bandwidth (0 to 1), and no fact shows it"),
-    _link("nvlink", "only N NVLinks connect the two GPUs (not through a switch)", ValueKind.COUNT, changes=_ALL),
-    _link("p2p", "NVML refuses peer access between the two", words=_REFUSALS, changes=_ALL),
+    _nic("state", "the NIC's port is not active", words=("down", "init"), changes=_BETWEEN_NODES),
+    _nic("rate", "the NIC's port runs at this rate, in Gb/s", ValueKind.RATE, changes=_BETWEEN_NODES),
+    _nic("width", "the NIC's PCIe link is trained to this width", words=_WIDTHS, changes=_BETWEEN_NODES),
+    _nic("generation", "the NIC's PCIe link is trained to this generation", words=_GENERATIONS, changes=_BETWEEN_NODES),
+    _nic("errors", "the NIC's port has counted N symbol errors", ValueKind.COUNT),
+    _nic("missing", "the NIC is missing", words=("yes",), changes=_BETWEEN_NODES),
+    _scan_fault(
+        Subject.NIC, "bandwidth", "the NIC reaches this share of its bandwidth (0 to 1), but all facts look healthy"
+    ),
+    _link("nvlink", "only N NVLinks connect the two GPUs (without a switch)", ValueKind.COUNT, changes=_ALL),
+    _link("p2p", "NVML refuses peer access between the two GPUs", words=_REFUSALS, changes=_ALL),
     _link(
         "staged",
-        "copies between the two, and what NCCL sends between them, go through host memory, and no fact shows it",
+        "copies and NCCL traffic between the two GPUs go through host memory, but all facts look healthy",
         words=("yes",),
         changes=_MEASURED,
     ),
     _link(
         "corrupts",
-        "data that the GPUs write to each other are corrupted, and no fact shows it",
+        "data that the GPUs write to each other are corrupted, but all facts look healthy",
         words=("yes",),
         changes=_MEASURED,
     ),
     _link(
         "speed",
-        "copies between the two reach this share of their bandwidth (0 to 1), and no fact shows it",
+        "copies between the two GPUs reach this share of their bandwidth (0 to 1), but all facts look healthy",
         ValueKind.FACTOR,
         changes=_MEASURED,
     ),
-    _link("ipc", "UCX does not use CUDA IPC between the two", words=("no",), command="kv", changes=(COPIES,)),
-    _node("driver", "it has this version of the driver", ValueKind.VERSION),
-    _node("cuda", "its driver supports CUDA up to this version", ValueKind.VERSION),
-    _node("peermem", "the module nvidia-peermem is loaded, or not", words=("no", "yes")),
+    _link("ipc", "UCX does not use CUDA IPC between the two GPUs", words=("no",), command="kv", changes=(COPIES,)),
+    _node("driver", "the node has this driver version", ValueKind.VERSION),
+    _node("cuda", "the driver supports CUDA up to this version", ValueKind.VERSION),
+    _node("peermem", "the module nvidia-peermem is loaded (yes) or not (no)", words=("no", "yes")),
     _node("acs", "ACS sends traffic between GPUs up to the PCIe root and back", words=("on",)),
     _node("iommu", "the IOMMU translates addresses", words=("on",)),
-    _node("clique", "its GPUs are in this clique of the NVLink domain", ValueKind.COUNT, changes=_BETWEEN_NODES),
-    _node("imex", "the service nvidia-imex does not run", words=("down",), changes=_BETWEEN_NODES),
+    _node("clique", "the node's GPUs are in this clique of the NVLink domain", ValueKind.COUNT, changes=_BETWEEN_NODES),
+    _node("imex", "the service nvidia-imex is not running", words=("down",), changes=_BETWEEN_NODES),
     _node(
-        "mnnvl", "NCCL uses no NVLinks to other nodes, and no fact shows why", words=("off",), changes=(COLLECTIVES,)
+        "mnnvl",
+        "NCCL uses no NVLinks to other nodes, but all facts look healthy",
+        words=("off",),
+        changes=(COLLECTIVES,),
     ),
     _node("silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
     _node("driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
@@ -243,15 +248,21 @@ FAULT_KEYS = (
         changes=(COPIES,),
     ),
     _node("traffic", "watch sees this kind of job (default: training)", words=TRAFFIC, command="watch"),
-    _scan_fault(Subject.NODE, "bandwidth", "all its NICs reach this share of their bandwidth (0 to 1)"),
-    _scan_fault(Subject.NODE, "dips", "this share of its measurements (0 to 1) is 5 to 40 % too low"),
-    _scan_fault(Subject.NODE, "dies", "it stops answering in this round", ValueKind.ROUND),
-    _scan_fault(Subject.NODE, "hangs", "its workers hang from this round on", ValueKind.ROUND),
-    _scan_fault(Subject.LEAF, "bandwidth", "its nodes reach this share of their bandwidth (0 to 1)"),
-    _scan_fault(Subject.LEAF, "uplink", "traffic to other leaves reaches this share of its bandwidth (0 to 1)"),
-    _scan_fault(Subject.RAIL, "bandwidth", "its nodes reach this share of their bandwidth (0 to 1) on this rail"),
+    _scan_fault(Subject.NODE, "bandwidth", "all NICs of the node reach this share of their bandwidth (0 to 1)"),
+    _scan_fault(Subject.NODE, "dips", "this share of the node's measurements (0 to 1) is 5 to 40 % too low"),
+    _scan_fault(Subject.NODE, "dies", "the node stops answering in this round", ValueKind.ROUND),
+    _scan_fault(Subject.NODE, "hangs", "the node's workers hang, starting in this round", ValueKind.ROUND),
+    _scan_fault(Subject.LEAF, "bandwidth", "the leaf's nodes reach this share of their bandwidth (0 to 1)"),
     _scan_fault(
-        Subject.RAIL, "uplink", "traffic to other leaves reaches this share of its bandwidth (0 to 1) on this rail"
+        Subject.LEAF, "uplink", "traffic from this leaf to other leaves reaches this share of its bandwidth (0 to 1)"
+    ),
+    _scan_fault(
+        Subject.RAIL, "bandwidth", "the leaf's nodes reach this share of their bandwidth (0 to 1) on this rail"
+    ),
+    _scan_fault(
+        Subject.RAIL,
+        "uplink",
+        "traffic from this leaf to other leaves reaches this share of its bandwidth (0 to 1) on this rail",
     ),
 )
 

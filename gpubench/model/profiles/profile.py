@@ -515,7 +515,9 @@ def _check_gpus(profile: Profile, where: str) -> None:
     if profile.match.board < profile.match.visible:
         raise UsageError(f"{where}.match.board_gpus is {profile.match.board}", expected="at least match.visible")
     if not profile.gpu.host_gb_s:
-        raise UsageError(f"{where}.gpu.pcie_generation and pcie_width give no bandwidth", expected="1 to 6, 1 to 16")
+        raise UsageError(
+            f"{where}.gpu.pcie_generation and pcie_width have no known bandwidth", expected="1 to 6, 1 to 16"
+        )
     if not re.fullmatch(r"\d+\.\d+", profile.gpu.compute_capability, re.ASCII):
         raise UsageError(
             f"{where}.gpu.compute_capability is {profile.gpu.compute_capability!r}", expected="a version: '9.0'"
@@ -533,7 +535,7 @@ def _check_nvlink(profile: Profile, where: str) -> None:
     if nvlink is None:
         return
     if not nvlink.link_gb_s or nvlink.links < 1:
-        raise UsageError(f"{where}.nvlink gives no bandwidth", expected="links, and a known version or raw_gb_s")
+        raise UsageError(f"{where}.nvlink has no known bandwidth", expected="links, and a known version or raw_gb_s")
     if nvlink.to is NvlinkPeer.SWITCH:
         if nvlink.pairs or nvlink.switches < 1:
             raise UsageError(f"{where}.nvlink leads to switches", expected="their number in `switches`, and no `pairs`")
@@ -553,7 +555,7 @@ def _check_places(profile: Profile, where: str) -> None:
     for number, switch in enumerate(profile.switch):
         key = f"{where}.switch[{number}]"
         if switch.name in above:
-            raise UsageError(f"{key}.name {switch.name!r} is there twice")
+            raise UsageError(f"{key}.name {switch.name!r} is duplicated")
         if switch.above is not None and switch.above not in above:
             raise UsageError(
                 f"{key}.above is {switch.above!r}", expected="the name of a switch that precedes it in the file"
@@ -573,7 +575,7 @@ def _check_places(profile: Profile, where: str) -> None:
     names = [nic.name for nic in profile.nic]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise UsageError(f"{where}.nic {twice[0]!r} is there twice")
+        raise UsageError(f"{where}.nic {twice[0]!r} is duplicated")
 
 
 def _check_curve(profile: Profile, curve: TimeCurve, where: str) -> None:
@@ -655,13 +657,13 @@ def _check_range(profile: Profile, expected: Expected, where: str) -> None:
 def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
     ranks = profile.gpus_per_node(expected) * expected.nodes
     if ranks < 2:
-        raise UsageError(f"{where} is for one GPU", expected="at least 2: a collective moves data between GPUs")
+        raise UsageError(f"{where} is for one GPU", expected="at least 2, because a collective moves data between GPUs")
     if expected.size_bytes is not None and expected.size_bytes < 1:
         raise UsageError(f"{where}.size_bytes is {expected.size_bytes}", expected="at least 1")
     if not expected.quantity.endswith(f".{TIME}"):
         return
     if expected.size_bytes is None:
-        raise UsageError(f"{where} has no size_bytes", expected="the size that took this time")
+        raise UsageError(f"{where} has no size_bytes", expected="the size for this time")
     # In every collective, the busiest GPU sends at least this share of the size over its links.
     least_bytes = expected.size_bytes * (ranks - 1) / ranks
     ceiling = _busbw_ceiling(profile, expected)

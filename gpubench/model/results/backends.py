@@ -31,9 +31,10 @@ class CaseKey(Record, frozen=True, kw_only=True):
     ranks: int  #: number of ranks in the group
     size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
     dtype: Annotated[str, DataType]  #: element type, for example float32
-    op: Annotated[str | None, ReduceOp]  #: reduction operation; null: the collective only moves data
-    placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one operation at a time
+    op: Annotated[str | None, ReduceOp]  #: reduction operation (null if the collective only moves data)
+    #: out_of_place (separate result buffer) or in_place (the result overwrites the input)
+    placement: Annotated[str, Placement]
+    mode: Annotated[str, Mode]  #: throughput (operations back to back) or latency (one operation at a time)
 
 
 class BackendRow(CaseKey, frozen=True, kw_only=True):
@@ -44,7 +45,7 @@ class BackendRow(CaseKey, frozen=True, kw_only=True):
     backend: Annotated[str, BACKENDS]  #: backend in this row
     time_us: float  #: time of one operation in microseconds
     busbw_gb_s: float  #: bus bandwidth in GB/s (1e9 bytes)
-    issue_us: float | None  #: host time to issue one operation, in microseconds; null: included in time_us
+    issue_us: float | None  #: host time to issue one operation, in microseconds (null if included in time_us)
     first: Annotated[str, BACKENDS]  #: reference: the first backend of the table
     first_time_us: float  #: time of one operation with the reference in microseconds, mean of both measurements
     first_issue_us: float | None  #: host time to issue one operation with the reference, in microseconds
@@ -287,7 +288,7 @@ class WinnerRow(CaseKey, frozen=True, kw_only=True):
     fastest: str  #: name of the fastest candidate: a setting, a backend, or the library's own choice
     backend: Annotated[str, BACKENDS]  #: backend of the fastest candidate
     setting: str | None  #: setting of the fastest candidate
-    time_us: float  #: time per operation in µs with the fastest candidate; in latency mode the median
+    time_us: float  #: time per operation in µs with the fastest candidate (in latency mode, the median)
     algorithm: str | None  #: NCCL algorithm of the fastest candidate
     protocol: str | None  #: NCCL protocol of the fastest candidate
     own_backend: str  #: backend of the library's own choice
@@ -298,7 +299,7 @@ class WinnerRow(CaseKey, frozen=True, kw_only=True):
     #: slowdown of the own choice from its first to its second measurement, in percent
     own_drift_percent: Annotated[float | None, SIGNED]
     loss_percent: Annotated[float, SIGNED]  #: how much slower the own choice is than the fastest candidate, in percent
-    noise_percent: float | None  #: part of loss_percent that noise explains; null: unknown
+    noise_percent: float | None  #: part of loss_percent that noise explains (null if unknown)
     beyond_noise: bool | None  #: whether loss_percent exceeds noise_percent
     displaces: str | None = None  #: candidate that was fastest at smaller sizes and is beaten here beyond noise
 
@@ -314,7 +315,7 @@ class RefusedRow(Record, frozen=True, kw_only=True):
     #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
     backend: Annotated[str, BACKENDS]
     setting: str  #: requested setting
-    dtype: str | None  #: element type; null: the job did not start
+    dtype: str | None  #: element type (null if the job did not start)
     op: str | None  #: reduction operation
     size_bytes: int | None  #: first size that was refused, in bytes
     reason: str  #: error message from the library
@@ -563,7 +564,7 @@ class LibraryRow(Record, frozen=True, kw_only=True):
     library: str
     #: library: a shared library; package: a Python package; kernel: a kernel module or feature
     library_kind: Annotated[str, LibraryKind]
-    found: bool | None  #: whether it was found; null: unknown
+    found: bool | None  #: whether it was found (null if unknown)
     version: str | None = None  #: version from the library, or from its package or file name if `note` says so
     path: str | None = None  #: path of the file or of the package's folder
     package: str | None = None  #: wheel or environment that contains the library

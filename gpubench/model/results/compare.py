@@ -39,9 +39,9 @@ def bandwidth_lost(slower_percent: float) -> float:
 class RowKey(report.Record, frozen=True):
     """The columns that identify a row. Two rows with equal keys measured the same operation."""
 
-    collective: str | None = None  #: name of the collective; null: a pair
-    backend: str | None = None  #: backend; simulated NCCL counts as nccl
-    group: str | None = None  #: group of ranks that ran the collective; null: the whole job
+    collective: str | None = None  #: name of the collective (null for a pair)
+    backend: str | None = None  #: backend (simulated NCCL counts as nccl)
+    group: str | None = None  #: group of ranks that ran the collective (null for the whole job)
     ranks: Annotated[int | None, {"minimum": 1}] = None  #: number of ranks in the group
     nodes: Annotated[int | None, {"minimum": 1}] = None  #: number of hosts in the group
     #: source of a pair: PCI address if both results have the same hosts, otherwise device name
@@ -55,8 +55,8 @@ class RowKey(report.Record, frozen=True):
     peer: str | None = None  #: peer access: on or off
     size_bytes: int | None = None  #: size in bytes
     dtype: str | None = None  #: element type, for example float32
-    op: str | None = None  #: reduction operation; null: the collective only moves data
-    root: int | None = None  #: root rank; null: the collective has no root
+    op: str | None = None  #: reduction operation (null if the collective only moves data)
+    root: int | None = None  #: root rank (null if the collective has no root)
     placement: str | None = None  #: placement of the result: out_of_place or in_place
     mode: str | None = None  #: timing mode: throughput or latency
     graph: int | None = None  #: number of replays of a captured CUDA graph
@@ -98,12 +98,12 @@ class ComparisonRow(RowKey, frozen=True, kw_only=True):
     section = "comparison"
     on_page = report.OnPage(most=1000, folds=True)
 
-    #: compared: both results have the row; missing: only the old one; added: only the new one
+    #: compared (both results have the row), missing (only the old one) or added (only the new one)
     status: Annotated[str, Status]
-    #: change of the time beyond noise; null: no time in one of the results
+    #: change of the time beyond noise (null if one of the results has no time)
     change: Annotated[str | None, Change] = None
     verdict: Annotated[str, Verdict]  #: verdict on the change
-    #: how much longer the new operation takes, in percent; negative: it is faster
+    #: how much longer the new operation takes, in percent (negative if faster)
     slower_percent: Annotated[float | None, report.SIGNED] = None
     noise_percent: float | None = None  #: change in percent that noise can explain
     noise_source: str | None = None  #: source of noise_percent
@@ -119,10 +119,11 @@ class ComparisonRow(RowKey, frozen=True, kw_only=True):
     new_transport: str | None = None  #: NCCL transport in the new result
     base_host_staged: bool | None = None  #: whether data went through host memory in the old result
     new_host_staged: bool | None = None  #: whether data went through host memory in the new result
-    base_verdict: Annotated[str | None, Verdict] = None  #: worst verdict in the old runs; null: not judged
-    new_verdict: Annotated[str | None, Verdict] = None  #: worst verdict in the new runs; null: not judged
+    base_verdict: Annotated[str | None, Verdict] = None  #: worst verdict in the old runs (null if not judged)
+    new_verdict: Annotated[str | None, Verdict] = None  #: worst verdict in the new runs (null if not judged)
     reason: str | None = None  #: reason for the verdict
-    series: str | None = None  #: newest result in this comparison of dated results; null: two named files were compared
+    #: newest result in this comparison of dated results (null if two named files were compared)
+    series: str | None = None
     source_device: str | None = None  #: device name of the source
     destination_device: str | None = None  #: device name of the destination
 
@@ -138,10 +139,11 @@ class CircumstanceRow(report.Record, frozen=True, kw_only=True):
     section = "circumstances"
 
     name: str  #: property: a version, the GPUs, the topology, an option, or a variable
-    base: str | None  #: value in the old result; null: unknown
-    new: str | None  #: value in the new result; null: unknown
+    base: str | None  #: value in the old result (null if unknown)
+    new: str | None  #: value in the new result (null if unknown)
     changed: bool  #: whether both values are known and differ
-    series: str | None = None  #: newest result in this comparison of dated results; null: two named files were compared
+    #: newest result in this comparison of dated results (null if two named files were compared)
+    series: str | None = None
 
 
 class MachineRow(report.Record, frozen=True, kw_only=True):
@@ -154,7 +156,7 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
     new_gpus: int | None  #: number of GPUs used on the new machine
     base_nodes: int | None  #: number of nodes used on the old machine
     new_nodes: int | None  #: number of nodes used on the new machine
-    size_bytes: int | None  #: largest common size, to which base_gb_s and new_gb_s refer; null: both are peak values
+    size_bytes: int | None  #: largest common size, to which base_gb_s and new_gb_s refer (null if both are peak values)
     base_gb_s: float  #: bandwidth per GPU on the old machine in GB/s; for copies: median over pairs
     new_gb_s: float  #: bandwidth per GPU on the new machine in GB/s; for copies: median over pairs
     ratio: float  #: new_gb_s divided by base_gb_s
@@ -166,7 +168,8 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
     new_peak_bytes: int  #: size with the highest bandwidth on the new machine, in bytes
     base_half_bytes: int  #: smallest measured size that reaches half of base_peak_gb_s, in bytes
     new_half_bytes: int  #: smallest measured size that reaches half of new_peak_gb_s, in bytes
-    latency_bytes: int | None  #: smallest common size, to which the latencies refer; null: see reason
+    #: smallest common size, to which the latencies refer (null if they are not compared (see reason))
+    latency_bytes: int | None
     base_latency_us: float | None  #: time of one operation on the old machine in microseconds
     new_latency_us: float | None  #: time of one operation on the new machine in microseconds
     reason: str | None = None  #: why latencies are not compared
@@ -191,11 +194,12 @@ class FindingChangeRow(report.Record, frozen=True, kw_only=True):
     subject: str  #: subject of the finding: a GPU, node or pair
     status: Annotated[str, FindingStatus]  #: status of the finding: new, graver or milder than before, same, or gone
     verdict: Annotated[str, Verdict]  #: verdict on the change; for a new or graver finding its severity
-    base_severity: str | None  #: severity in the old result; null: not found
-    new_severity: str | None  #: severity in the new result; null: not found
+    base_severity: str | None  #: severity in the old result (null if not found)
+    new_severity: str | None  #: severity in the new result (null if not found)
     base_seen: str | None  #: observation in the old result
     new_seen: str | None  #: observation in the new result
-    series: str | None = None  #: newest result in this comparison of dated results; null: two named files were compared
+    #: newest result in this comparison of dated results (null if two named files were compared)
+    series: str | None = None
 
 
 class Use(StrEnum):
@@ -212,11 +216,11 @@ class HistoryRow(report.Record, frozen=True, kw_only=True):
     section = "history"
 
     file: str  #: name of the file in the folder
-    started_at: str | None = None  #: start of the run in UTC; null: the file was not read
-    command: str | None = None  #: command of the run; null: the file name is not that of a dated result
+    started_at: str | None = None  #: start of the run in UTC (null if the file was not read)
+    command: str | None = None  #: command of the run (null if the file name is not that of a dated result)
     host: str | None = None  #: name of the first host, and the number of other hosts
-    run_verdict: str | None = None  #: verdict of the run; null: the file was not read
-    #: new: compared with earlier results; base: one of the earlier results; left out: not compared
+    run_verdict: str | None = None  #: verdict of the run (null if the file was not read)
+    #: new (compared with earlier results), base (one of the earlier results) or left out (not compared)
     use: Annotated[str, Use]
     series: str | None = None  #: newest result in the comparison that uses the file
     reason: str | None = None  #: why the file was left out

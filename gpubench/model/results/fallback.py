@@ -301,7 +301,7 @@ class PathRow(report.Record, frozen=True, kw_only=True):
     section = "paths"
     on_page = report.HIDDEN
 
-    communicator: str | None  #: NCCL's commId; null: log lines are ambiguous
+    communicator: str | None  #: NCCL's commId (null if log lines are ambiguous)
     src: int  #: sending rank
     dst: int  #: receiving rank
     src_host: str | None  #: host of the sending rank
@@ -310,13 +310,13 @@ class PathRow(report.Record, frozen=True, kw_only=True):
     dst_host: str | None  #: host of the receiving rank
     dst_pid: int | None  #: process ID of the receiving rank
     dst_bus_id: str | None  #: PCI address of the receiving rank's GPU
-    scope: Annotated[str, _SCOPES]  #: node: NCCL sees both ranks on one machine; network: on different machines
+    scope: Annotated[str, _SCOPES]  #: node (NCCL sees both ranks on one machine) or network (on different machines)
     transport: str  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     transport_received: str | None  #: transport in the receiver's log lines, if it differs
     host_staged: bool | None  #: whether data went through host memory
     channels: int  #: number of channels
-    peer_to_peer: bool  #: true: channels for send and receive; false: channels for collectives
-    proxy_rank: int | None  #: rank whose NIC is used (PXN); null: the rank's own NIC, or no NIC
+    peer_to_peer: bool  #: whether the channels are for send and receive (otherwise for collectives)
+    proxy_rank: int | None  #: rank whose NIC is used (PXN) (null for the rank's own NIC or no NIC)
     #: verdict on the path: SKIP: host memory by design; WARN: host memory, perhaps by design; ERROR: unknown
     verdict: Annotated[str, _VERDICTS]
     cause: str | None  #: ID of the cause of host staging
@@ -328,17 +328,17 @@ class KvPathRow(report.Record, frozen=True, kw_only=True):
     section = "kv_paths"
 
     process: str  #: host and process ID; empty: the log does not name them
-    scope: Annotated[str, _SCOPES]  #: node: UCX sees both processes on one machine; network: on different machines
+    scope: Annotated[str, _SCOPES]  #: node (UCX sees both processes on one machine) or network (on different machines)
     operation: str  #: put, get, message, or one side of a rendezvous: fetch, send
     source: str  #: memory that is read, as UCX names it: cuda/GPU0, cuda/dev[2]
     destination: str  #: memory that is written; empty: the receiver's memory is unknown to the sender
     first_bytes: int  #: smallest size in bytes
-    last_bytes: int | None  #: largest size in bytes; null: no limit
+    last_bytes: int | None  #: largest size in bytes (null if unlimited)
     protocol: str  #: UCX's description: zero-copy, software emulation, ...; (?) marks an estimate
     transport: str  #: transports and devices that carry the data: cuda_ipc/cuda, rc_mlx5/mlx5_0:1, tcp/lo
     route: str  #: direct, GPUDirect RDMA, host-staged, host-staged by software emulation, or unknown
     host_staged: bool | None  #: whether data went through host memory
-    #: verdict on the path for large sizes; SKIP: small sizes, or a row from which the path cannot be known
+    #: verdict on the path for large sizes; SKIP for small sizes, or if the row does not show the path
     verdict: Annotated[str, _VERDICTS]
 
 
@@ -369,7 +369,7 @@ class OperationRow(report.Record, frozen=True, kw_only=True):
     operations: int  #: number of operations
     time_us: float  #: median time in microseconds from the arrival of the last rank until the operation ends
     algbw_gb_s: float  #: algorithm bandwidth in GB/s (1e9 bytes): the size divided by the time
-    busbw_gb_s: float | None  #: bus bandwidth in GB/s: algbw times the collective's factor; null: one rank
+    busbw_gb_s: float | None  #: bus bandwidth in GB/s: algbw times the collective's factor (null for one rank)
 
 
 class TransportRow(report.Record, frozen=True, kw_only=True):
@@ -377,8 +377,8 @@ class TransportRow(report.Record, frozen=True, kw_only=True):
 
     section = "transports"
 
-    communicator: str | None  #: ID of the communicator; null: log lines are ambiguous
-    scope: Annotated[str, _SCOPES]  #: node: NCCL sees both ranks on one machine; network: on different machines
+    communicator: str | None  #: ID of the communicator (null if log lines are ambiguous)
+    scope: Annotated[str, _SCOPES]  #: node (NCCL sees both ranks on one machine) or network (on different machines)
     transport: str  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     pairs: Annotated[int, {"minimum": 1}]  #: number of ordered pairs
     channels_least: int  #: smallest number of channels of a pair
@@ -400,7 +400,7 @@ class CommunicatorRow(report.Record, frozen=True, kw_only=True):
     hosts: tuple[str, ...]  #: host names of the communicator's ranks
     missing_ranks: tuple[int, ...]  #: ranks without a log
     pairs: int  #: number of connected pairs
-    candidates: tuple[str, ...]  #: if id is null: communicators to which the log lines may belong
+    candidates: tuple[str, ...]  #: communicators to which the log lines may belong, if id is null
 
 
 class MemberRow(report.Record, frozen=True, kw_only=True):

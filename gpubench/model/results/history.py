@@ -340,7 +340,7 @@ def why_unfit(head: ResultHead, own: ResultHead) -> tuple[str, str] | None:
     if head.started_at > own.started_at:
         return "started after this run", ""
     if head.verdict in _BAD_RUN:
-        return f"whose run ended with {head.verdict}", ""
+        return f"whose verdict is {head.verdict}", ""
     obstacle = next(head.find_obstacles(own), None)
     if obstacle is None:
         return None

@@ -41,9 +41,9 @@ class OverlapRow(Record, frozen=True, kw_only=True):
     nodes: int  #: number of hosts in the job
     size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
     data_type: Annotated[str, DataType]  #: element type of the collective
-    ctas: int | None  #: cap on the number of NCCL's CTAs; null: NCCL's default
-    channels: int | None = None  #: number of channels in NCCL's log; null: unknown
-    #: how the cap is set: configuration (of the communicator) or environment; null: no cap
+    ctas: int | None  #: cap on the number of NCCL's CTAs (null for NCCL's default)
+    channels: int | None = None  #: number of channels in NCCL's log (null if unknown)
+    #: how the cap is set: configuration (of the communicator) or environment (null without a cap)
     capped_by: str | None = None
     #: computation that runs with the collective: gemm (Tensor Cores), copy (within GPU memory), chain (small kernels)
     partner: Annotated[str, Partner]
@@ -52,34 +52,34 @@ class OverlapRow(Record, frozen=True, kw_only=True):
     #: time of all the partner's operations without the collective in microseconds, mean over ranks
     partner_alone_us: float
     communication_alone_us: float  #: time of the collective without the partner, with the same cap
-    #: time of the collective with the partner if the collective had its SMs first; null: too short
+    #: time of the collective with the partner if the collective had its SMs first (null if too short)
     communication_first_us: float | None
     together_us: float  #: time until both have finished on the slowest rank
     partner_together_us: float  #: time of the partner's operations together with the collective
     #: time of the collective together with the partner, from the moment it could start
     communication_together_us: float
     in_flight_us: float  #: time during which the partner ran and the collective had not finished
-    #: κ_c: slowdown of computation while the collective is in flight; null: it lost nearly all
+    #: κ_c: slowdown of computation while the collective is in flight (null if it lost nearly all its speed)
     compute_slowdown: float | None
     communication_slowdown: float  #: κ_m: communication_together_us divided by communication_alone_us
-    #: part of κ_m - 1 that comes from waiting for SMs; null: not separated
+    #: part of κ_m - 1 that comes from waiting for SMs (null if not separated)
     waiting_slowdown: Annotated[float | None, SIGNED]
-    #: part of κ_m - 1 that comes from shared bandwidth, power and clocks; null: not separated
+    #: part of κ_m - 1 that comes from shared bandwidth, power and clocks (null if not separated)
     sharing_slowdown: Annotated[float | None, SIGNED]
-    #: share of communication_alone_us that running both together saves; negative: it costs time; null: the collective
-    #: is shorter than the noise of step_us
+    #: share of communication_alone_us that running both together saves; negative: it costs time (null if the collective
+    #: is shorter than the noise of step_us)
     hidden_share: Annotated[float | None, SIGNED]
     step_us: float  #: time of one step in microseconds on the slowest rank, mean over many consecutive steps
     step_ci95_percent: float | None  #: half of the 95 % confidence interval of step_us, in percent of it
     steps: int  #: number of measured steps
-    sm_clock_mhz: int | None  #: SM clock of the slowest GPU while both ran, in MHz; null: unknown
+    sm_clock_mhz: int | None  #: SM clock of the slowest GPU while both ran, in MHz (null if unknown)
     sm_clock_alone_mhz: int | None = None  #: SM clock of the slowest GPU while the partner ran alone, in MHz
-    power_w: float | None  #: power per GPU while both ran in watts, mean over GPUs; null: unknown
-    #: reason for lowered clocks while both ran, as NVML names it; null: none, or unknown
+    power_w: float | None  #: power per GPU while both ran in watts, mean over GPUs (null if unknown)
+    #: reason for lowered clocks while both ran, as NVML names it (null if none or unknown)
     throttled_by: str | None = None
-    wrong: int | None = None  #: number of wrong elements on all ranks; null: not checked
+    wrong: int | None = None  #: number of wrong elements on all ranks (null if not checked)
     verified: Annotated[str, Verified]  #: verified output: last (of the timed operations, every buffer), or no
-    verdict: Annotated[str | None, Verdict] = None  #: verdict on the data; null: not checked
+    verdict: Annotated[str | None, Verdict] = None  #: verdict on the data (null if not checked)
     note: str | None = None  #: remark on the row
 
 
@@ -93,14 +93,14 @@ class ShortestStepRow(Record, frozen=True, kw_only=True):
     size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
     ctas: int | None  #: CTA limit that gave the shortest step; null for NCCL's default
     step_us: float  #: time of the shortest step in microseconds
-    #: step time with NCCL's default in microseconds, measured before the caps; null: not measured
+    #: step time with NCCL's default in microseconds, measured before the caps (null if not measured)
     own_step_us: float | None
-    #: slowdown of that step when measured again after the caps, in percent; null: not measured
+    #: slowdown of that step when measured again after the caps, in percent (null if not measured)
     own_drift_percent: Annotated[float | None, SIGNED]
     own_compute_slowdown: float | None  #: κ_c with NCCL's default
     own_communication_slowdown: float | None  #: κ_m with NCCL's default
     gain_percent: float | None  #: time saved by the shortest step, in percent of the mean of both
-    noise_percent: float | None  #: part of gain_percent that noise explains; null: unknown
+    noise_percent: float | None  #: part of gain_percent that noise explains (null if unknown)
     beyond_noise: bool | None  #: whether gain_percent exceeds noise_percent
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
 

@@ -17,7 +17,7 @@ class LayoutRow(Record, frozen=True, kw_only=True):
 
     section = "layouts"
 
-    place: int  #: rank of the layout by predicted step time; 1: fastest
+    place: int  #: rank of the layout by predicted step time, 1 for the fastest
     #: parallelism of the layout: tp tensor, sp sequence, pp pipeline, v stages per GPU, cp context, ep expert, dp data
     layout: str
     gpus: int  #: number of GPUs
@@ -30,10 +30,10 @@ class LayoutRow(Record, frozen=True, kw_only=True):
     exposed_ms: float  #: time per step spent waiting for communication
     bubble_ms: float  #: time per step spent waiting for other pipeline stages
     tokens_per_second: float  #: predicted throughput of all GPUs in tokens per second
-    bucket_mb: float | None  #: maximum size of a gradient bucket in MiB; null: the layout has none
+    bucket_mb: float | None  #: maximum size of a gradient bucket in MiB (null if the layout has none)
     states_bytes: int  #: bytes for weights, gradients and optimizer states on the fullest GPU, without activations
-    gpu_memory_bytes: int | None  #: memory of one GPU in bytes; null: unknown
-    #: time per step in which a GPU is idle because the host has not issued work; null: not measured
+    gpu_memory_bytes: int | None  #: memory of one GPU in bytes (null if unknown)
+    #: time per step in which a GPU is idle because the host has not issued work (null if not measured)
     host_ms: float | None = None
 
 
@@ -56,13 +56,13 @@ class FaultCostRow(Record, frozen=True, kw_only=True):
     """The fastest layout on another fabric: with a fault, or as the profile expects it."""
 
     section = "fault_costs"
-    on_page = OnPage("What faults cost")
+    on_page = OnPage("Cost of faults")
 
     fault: str  #: fault in the syntax of --fault; none: the fabric that the profile expects
     what: str  #: description of the fault
     source: str  #: why the fault is listed: requested, usual (included by default), or the file that describes it
     step_ms: float  #: predicted step time with the fault in milliseconds
-    #: how much longer the step is with the fault, in percent; negative: shorter
+    #: how much longer the step is with the fault, in percent (negative if shorter)
     slower_percent: Annotated[float, SIGNED]
     exposed_ms: float  #: time per step spent waiting for communication
     communication_ms: float  #: time of the step's collectives with the fault, without concurrent work

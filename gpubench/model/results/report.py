@@ -245,27 +245,28 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     #: backend that ran the collective: nccl, host (MPI on CPU buffers), ...; simulated: no data moved
     backend: Annotated[str, BACKENDS]
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    group: str | None = None  #: group of ranks that ran the collective; null: the whole job
+    group: str | None = None  #: group of ranks that ran the collective (null for the whole job)
     ranks: int  #: number of ranks in the group
     nodes: int  #: number of hosts in the group, as NCCL counts them (NCCL_HOSTID)
     size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
     count: int  #: number of elements passed to the library call
     dtype: Annotated[str, DataType]  #: element type, for example float32
-    op: Annotated[str | None, ReduceOp]  #: reduction operation; null: the collective only moves data
-    root: int | None  #: root rank; null: the collective has no root
-    placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one operation at a time
-    graph: int  #: number of replays of a captured CUDA graph; 0: plain launches
-    iterations: int | None  #: number of timed operations (with a CUDA graph, of captured operations); null: unknown
+    op: Annotated[str | None, ReduceOp]  #: reduction operation (null if the collective only moves data)
+    root: int | None  #: root rank (null if the collective has no root)
+    #: out_of_place (separate result buffer) or in_place (the result overwrites the input)
+    placement: Annotated[str, Placement]
+    mode: Annotated[str, Mode]  #: throughput (operations back to back) or latency (one operation at a time)
+    graph: int  #: number of replays of a captured CUDA graph, 0 for plain launches
+    iterations: int | None  #: number of timed operations (with a CUDA graph, of captured operations) (null if unknown)
     time_us: float  #: time of one operation in microseconds, mean over ranks
-    time_us_fastest_rank: float | None  #: time of one operation on the fastest rank, in microseconds; null: unknown
-    time_us_slowest_rank: float | None  #: time of one operation on the slowest rank, in microseconds; null: unknown
+    time_us_fastest_rank: float | None  #: time of one operation on the fastest rank, in microseconds (null if unknown)
+    time_us_slowest_rank: float | None  #: time of one operation on the slowest rank, in microseconds (null if unknown)
     slowest_rank: int | None  #: number of the slowest rank
     algbw_gb_s: float  #: algorithm bandwidth in GB/s (1e9 bytes): the size divided by the time
-    busbw_gb_s: float | None  #: bus bandwidth in GB/s: algbw times the collective's factor; null: one rank
+    busbw_gb_s: float | None  #: bus bandwidth in GB/s: algbw times the collective's factor (null for one rank)
     limit_gb_s: float | None = None  #: physical limit of the bus bandwidth in GB/s
     limit_percent: float | None = None  #: bus bandwidth in percent of the limit
-    wrong: int | None  #: number of wrong elements on all ranks; null: not checked
+    wrong: int | None  #: number of wrong elements on all ranks (null if not checked)
     #: verified output: last (of the timed operations, every buffer), repeat (of one more operation on fresh data), or
     #: no
     verified: Annotated[str, Verified]
@@ -275,28 +276,28 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     p50_us: float | None = None  #: median time of single operations in microseconds
     p95_us: float | None = None  #: 95th percentile of the time of single operations, in microseconds
     p99_us: float | None = None  #: 99th percentile of the time of single operations, in microseconds
-    algorithm: str | None = None  #: algorithm as NCCL names it; for torch:symm the kernel
+    algorithm: str | None = None  #: algorithm as NCCL names it (for torch:symm, the kernel)
     protocol: str | None = None  #: protocol as NCCL names it
     channels: int | None = None  #: number of channels that NCCL used
     transport: str | None = None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA
     host_staged: bool | None = None  #: whether data went through host memory
     expected_gb_s: float | None = None  #: bus bandwidth in GB/s expected from a healthy machine of this type
-    verdict: Annotated[str | None, Verdict]  #: verdict on the row; null: not judged
+    verdict: Annotated[str | None, Verdict]  #: verdict on the row (null if not judged)
     note: str | None = None  #: remark on the row
     #: setting requested from the library: ring/ll, ring, NCCL_X=1, register=user, ...; hierarchical: composed of
-    #: smaller collectives; again: the library's own choice, measured a second time; null: the library's own choice
+    #: smaller collectives; again: the library's own choice, measured a second time (null for the library's own choice)
     setting: str | None = None
     expected_us: float | None = None  #: time in microseconds that corresponds to expected_gb_s
     #: expected time in percent of the measured time; below 100: slower than expected
     expected_percent: float | None = None
-    #: source of the expectation: profile, siblings, this machine's past, share of the limit; null: speed not judged
+    #: source of the expectation: profile, siblings, this machine's past, share of the limit (null if not judged)
     expected_source: str | None = None
-    #: host time to issue one operation on the slowest rank, in microseconds; null: unknown
+    #: host time to issue one operation on the slowest rank, in microseconds (null if unknown)
     issue_us: float | None = None
-    ranks_per_gpu: int | None = None  #: largest number of ranks on one GPU; null: ranks have no GPU
-    #: registration of buffers with NCCL: user or symmetric (windows); null: none, or no handle
+    ranks_per_gpu: int | None = None  #: largest number of ranks on one GPU (null if ranks have no GPU)
+    #: registration of buffers with NCCL: user or symmetric windows (null if none, or NCCL returned no handle)
     registered: str | None = None
-    #: alltoallv: how much less data the last rank receives than rank 0, as a share of the size; null: other collectives
+    #: alltoallv: how much less data the last rank receives than rank 0, as a share of the size (otherwise null)
     skew: float | None = None
 
     @property
@@ -329,12 +330,13 @@ class PairRow(Record, frozen=True, kw_only=True):
     destination_bus_id: str | None  #: PCI address of the destination
     source_node: str  #: host of the source
     destination_node: str  #: host of the destination
-    scope: str | None = None  #: process: one process copies; ipc: between processes on a node; network: between nodes
+    #: process (one process copies), ipc (between processes on a node) or network (between nodes)
+    scope: str | None = None
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
-    #: write: by the source; read: by the destination; both: both directions at once, summed
+    #: write (by the source), read (by the destination) or both (sum of both directions at once)
     direction: str | None = None
-    #: ce: copy engine; sm: kernel; nccl: send and receive; cpu: within host memory; rdma, mpi, ucx, nixl: another
-    #: benchmark's; for managed memory prefetch, faults (a kernel's page faults) or in place (a kernel accesses pages
+    #: ce: copy engine; sm: kernel; nccl: send and receive; cpu: within host memory; rdma, mpi, ucx, nixl: in other
+    #: benchmarks; for managed memory prefetch, faults (a kernel's page faults) or in place (a kernel accesses pages
     #: that do not migrate)
     engine: str | None = None
     peer: str | None = None  #: peer access: on or off
@@ -354,10 +356,10 @@ class PairRow(Record, frozen=True, kw_only=True):
     verdict: str | None = None  #: verdict: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
     note: str | None = None  #: remark on the row
     expected_gb_s: float | None = None  #: bandwidth in GB/s expected from healthy machines or similar pairs
-    expected_us: float | None = None  #: expected time of one copy in microseconds; null: unknown for this size
+    expected_us: float | None = None  #: expected time of one copy in microseconds (null if unknown for this size)
     #: bandwidth in percent of the expected bandwidth, or expected time in percent of the measured time
     expected_percent: float | None = None
-    #: source of the expectation: profile, siblings, this machine's past, share of the limit; null: speed not judged
+    #: source of the expectation: profile, siblings, this machine's past, share of the limit (null if not judged)
     expected_source: str | None = None
     ci95_percent: float | None = None  #: half of the 95 % confidence interval, in percent of the mean
 
@@ -388,8 +390,8 @@ class Metadata(Struct, frozen=True, kw_only=True):
     subject: str  #: subcommand of gpubench
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     hosts: Annotated[Sequence[str], {"minItems": 1}]  #: host names of all nodes, in the order of the job
-    collective: str | None = None  #: collective in the rows; null: the rows are not from a collective
-    #: backend that ran the collective or the transfers; null: neither ran
+    collective: str | None = None  #: collective in the rows (null if the rows are not from a collective)
+    #: backend that ran the collective or the transfers (null if neither ran)
     backend: Annotated[str | None, (*BACKENDS, *TransferBackend)] = None
     ranks: Sequence[RankIdentity] = ()  #: all ranks, with their hosts
     libraries: Mapping[str, str] = field(default_factory=dict)  #: versions and paths of libraries
@@ -496,9 +498,9 @@ class CheckRow(Record, frozen=True, kw_only=True):
     verdict: Annotated[str, Verdict]  #: worst severity of the check's findings; SKIP if the check did not run
     findings: int  #: number of findings from the check
     looks_for: str  #: problems that the check looks for
-    note: str | None  #: why the check did not run; null: it ran
+    note: str | None  #: why the check did not run (null if it ran)
     origin: str  #: origin of the values: measured, simulated or recorded
-    nodes_in_error: tuple[str, ...] = ()  #: hosts that could not be checked; the verdict covers the other hosts
+    nodes_in_error: tuple[str, ...] = ()  #: hosts that could not be checked and that the verdict does not cover
 
 
 class VerdictRow(Record, frozen=True, kw_only=True):
@@ -551,7 +553,7 @@ class EvidenceRow(Record, frozen=True, kw_only=True):
     measurement_seen: str  #: description of the measurement evidence
     correctness: Annotated[str, State]  #: evidence from verified data; contradicting: wrong data
     correctness_seen: str  #: description of the correctness evidence
-    by_design: str | None  #: why this path is expected to use host memory; null: it is not
+    by_design: str | None  #: why this path is expected to use host memory (null if it is not)
     #: conclusion from all evidence: direct, staged, wrong data, disputed or unknown
     conclusion: Annotated[str, Conclusion]
     confidence: Annotated[str, Confidence]  #: confidence in the conclusion: proven, likely, weak or none
@@ -621,7 +623,7 @@ class CauseRow(Record, frozen=True, kw_only=True):
     confidence: Annotated[str, Confidence]  #: confidence that this is the cause: proven, likely, weak or none
     effects: tuple[str, ...]  #: effects of the cause on paths
     subject: str  #: affected GPUs, nodes, ranks or pairs
-    implied_by: str | None  #: ID of the cause that implies this one; null: none
+    implied_by: str | None  #: ID of the cause that implies this one (null if none)
     settles: str  #: experiment that confirms or rules out the cause
     link: str  #: link to vendor documentation or to an issue about the cause
 
@@ -659,7 +661,8 @@ class PatternRow(Record, frozen=True, kw_only=True):
     note: str | None  #: remark on the row
     #: expected bandwidth of all pairs together in GB/s, if each link carries its copies one after another
     expected_gb_s: float | None = None
-    verdict: Annotated[str | None, Verdict] = None  #: verdict: PASS, WARN, FAIL, INCONCLUSIVE; null: speed not judged
+    #: verdict: PASS, WARN, FAIL, INCONCLUSIVE (null if the speed is not judged)
+    verdict: Annotated[str | None, Verdict] = None
     node: str | None = None  #: host name of the node
     ci95_percent: float | None = None  #: half of the 95 % confidence interval, in percent of the mean
 
@@ -677,18 +680,19 @@ class RankTimeRow(Record, frozen=True, kw_only=True):
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     size_bytes: int  #: size as nccl-tests defines it, in bytes: the larger buffer of a rank, after rounding
     dtype: Annotated[str, DataType]  #: element type, for example float32
-    op: Annotated[str | None, ReduceOp]  #: reduction operation; null: the collective only moves data
-    placement: Annotated[str, Placement]  #: out_of_place: separate result buffer; in_place: result overwrites the input
-    mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: one operation at a time
+    op: Annotated[str | None, ReduceOp]  #: reduction operation (null if the collective only moves data)
+    #: out_of_place (separate result buffer) or in_place (the result overwrites the input)
+    placement: Annotated[str, Placement]
+    mode: Annotated[str, Mode]  #: throughput (operations back to back) or latency (one operation at a time)
     rank: int  #: number of the rank in the job
     host: str  #: host name of the rank's node
     node: int  #: number of the rank's host, counted from 0 in rank order
-    gpu_bus_id: str | None  #: PCI address of the rank's GPU; null: host backend
+    gpu_bus_id: str | None  #: PCI address of the rank's GPU (null with the host backend)
     time_us: float  #: time of one operation on this rank in microseconds, including waiting for other ranks
-    #: median delay of this rank after the first rank that enters an operation, in microseconds; null: operations back
-    #: to back
+    #: median delay of this rank after the first rank that enters an operation, in microseconds (null if operations run
+    #: back to back)
     late_us: Annotated[float | None, SIGNED]
     clock_uncertainty_us: float | None  #: uncertainty of late_us in microseconds: half a round trip between the clocks
-    #: percent of operations that this rank entered last; null: operations back to back
+    #: percent of operations that this rank entered last (null if operations run back to back)
     last_percent: Annotated[float | None, {"minimum": 0, "maximum": 100}]
     setting: str | None = None  #: setting of the collective row

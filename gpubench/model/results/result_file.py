@@ -57,7 +57,7 @@ class LatencyRow(Struct, frozen=True, kw_only=True):
 
 MODELS = "gpu_models"  # The option in a check's metadata that contains the models of its GPUs
 # Note on a row from nccl-tests -C. Its bandwidths are computed from another time
-CPU_TIME = "time of the CPU alone (-C)"
+CPU_TIME = "CPU time only (-C)"
 SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed", "root", MODELS)
 """Options whose values also appear in each row or device."""
 

@@ -23,10 +23,11 @@ class ScalingRow(Record, frozen=True, kw_only=True):
     ranks: int  #: number of ranks, each with one GPU
     nodes: int  #: number of hosts of the ranks
     gpus: str  #: GPUs of the ranks: GPU0-3, or node0-1: GPU0-7
-    #: time in microseconds: of one operation, of one step of an overlap, or of the slowest pair of a KV transfer; null:
-    #: not measured
+    #: time in microseconds: of one operation, of one step of an overlap, or of the slowest pair of a KV transfer (null
+    #: if not measured)
     time_us: float | None = None
-    #: bandwidth in GB/s: bus bandwidth of a collective, or slowest pair of a KV transfer; null: one rank, or an overlap
+    #: bandwidth in GB/s: bus bandwidth of a collective, or slowest pair of a KV transfer (null for one rank or an
+    #: overlap)
     bandwidth_gb_s: float | None = None
     expected_gb_s: float | None = None  #: bandwidth in GB/s expected from a healthy machine with these ranks
     expected_percent: float | None = None  #: bandwidth in percent of expected_gb_s

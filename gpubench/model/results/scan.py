@@ -194,7 +194,7 @@ class RingOutcome(Struct, frozen=True):
     failures: Mapping[NodeRail, RingFailure] = field(default_factory=dict)
 
 
-_EXPECTED = f"rounds as gpubench scan kept them, of {MOST_NODES} nodes and {MOST_RAILS} rails at most, each node once"
+_EXPECTED = f"rounds from gpubench scan, with at most {MOST_NODES} nodes and {MOST_RAILS} rails, each node once"
 
 
 class StoredFabric(ScanFabric, frozen=True, kw_only=True):
@@ -384,14 +384,14 @@ class ScanPartRow(Record, frozen=True, kw_only=True):
     part_kind: Annotated[str, PartKind]  #: type of the faulty part
     subject: str  #: name of the node, rail or leaf
     nodes: tuple[str, ...]  #: host names of the nodes that the part slows
-    rail: int | None  #: number of the rail; null: all rails, or none
-    leaf: str | None  #: name of the leaf switch; null: no leaf
-    gpu: int | None  #: number of the GPU; null: no GPU
-    partner_gpu: int | None = None  #: number of the other GPU in a pair; null: no pair
-    nic: str | None = None  #: NIC on the rail; null: no NIC, or unknown
-    percent: float | None  #: bandwidth in percent of that of the others; null: no bandwidth
+    rail: int | None  #: number of the rail (null for all rails or no rail)
+    leaf: str | None  #: name of the leaf switch (null if none)
+    gpu: int | None  #: number of the GPU (null if none)
+    partner_gpu: int | None = None  #: number of the other GPU in a pair (null if none)
+    nic: str | None = None  #: NIC on the rail (null if none or unknown)
+    percent: float | None  #: bandwidth in percent of that of the others (null if not measured)
     seen: str  #: description of the fault
-    verdict: Annotated[str, Verdict]  #: FAIL: confirmed; WARN: suspected, not confirmed
+    verdict: Annotated[str, Verdict]  #: FAIL if confirmed, WARN if only suspected
     origin: str  #: origin of the values: measured, simulated or recorded
 
 
@@ -406,16 +406,16 @@ class ScanCellRow(Record, frozen=True, kw_only=True):
     node: str  #: host name of the node
     subject: str  #: name of the rail
     rail: int  #: position of the GPU in its node
-    leaf: str | None  #: leaf switch of the node; null: unknown
-    nic: str | None  #: NIC of the rail; null: unknown
-    score_percent: float | None  #: bandwidth in percent of that of the other nodes; null: not measured
+    leaf: str | None  #: leaf switch of the node (null if unknown)
+    nic: str | None  #: NIC of the rail (null if unknown)
+    score_percent: float | None  #: bandwidth in percent of that of the other nodes (null if not measured)
     both_ways_gb_s: float | None  #: sum of both directions in GB/s, in the rounds that count towards the score
     figures: int  #: number of rounds in the score
     failures: int  #: number of rounds without a value in the whole scan
-    phase: Annotated[str | None, ScanPhase]  #: phase in which the cell was judged; null: not judged
+    phase: Annotated[str | None, ScanPhase]  #: phase in which the cell was judged (null if not judged)
     #: PASS, FAIL, WARN (suspect, or below the rate of its NICs) or ERROR (not measured)
     verdict: Annotated[str, Verdict]
-    part: str | None  #: faulty part that explains the verdict; null: none
+    part: str | None  #: faulty part that explains the verdict (null if none)
     origin: str  #: origin of the values: measured, simulated or recorded
 
 
@@ -442,11 +442,11 @@ class ScanCollectiveRow(Record, frozen=True, kw_only=True):
 
     subject: str  #: group of nodes: all, a half, or a mixed half
     nodes: tuple[str, ...]  #: host names of the nodes in the group
-    measured_gb_s: float | None  #: data sent per node over all rails in GB/s; null: not measured
+    measured_gb_s: float | None  #: data sent per node over all rails in GB/s (null if not measured)
     predicted_gb_s: float  #: bandwidth in GB/s predicted from the slowest rail of the group's nodes
     percent: float | None  #: measured bandwidth in percent of the prediction
-    note: str | None  #: why the bandwidth was not measured; null: it was
-    verdict: Annotated[str, Verdict]  #: WARN: below 90 % of the prediction; ERROR: not measured
+    note: str | None  #: why the bandwidth was not measured (null if it was)
+    verdict: Annotated[str, Verdict]  #: WARN below 90 % of the prediction, ERROR if not measured
     origin: str  #: origin of the values: measured, simulated or recorded
 
 

@@ -377,7 +377,7 @@ def _describe_job(report: Report) -> str:
     communicators = report.rows(CommunicatorRow)
     found = {finding.id for finding in report.findings}
     if ending.NOTHING_TO_CONNECT in found:
-        return "nothing to connect: one rank"
+        return "nothing to connect with one rank"
     if communicators:
         pairs = plural(sum(communicator.pairs for communicator in communicators), "pair")
         if ending.EXCERPT in found:
@@ -414,7 +414,7 @@ def _healthy_details(report: Report, figures: SpeedFigures) -> Iterator[str]:
         right = "data right where they were checked" if figures.unchecked else "data right"
         yield right if not figures.wrong else "data wrong"
     elif any(True for _ in figures.all()):
-        yield "data not checked"
+        yield "data not verified"
     yield from _paths(report)
 
 

@@ -59,7 +59,7 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
 
     node: str  #: host name of the node
     gpu: str  #: name of the GPU in matrices, for example GPU0
-    cuda_index: int | None  #: CUDA device index; null: CUDA does not see the GPU
+    cuda_index: int | None  #: CUDA device index (null if CUDA does not see the GPU)
     name: str | None  #: GPU model
     uuid: str | None  #: GPU UUID from the driver
     bus_id: str | None  #: PCI address of the GPU
@@ -70,7 +70,7 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
     mig: bool | None  #: whether MIG mode is enabled
     ecc: bool | None  #: whether ECC memory protection is enabled
     persistence: bool | None  #: whether persistence mode is on, which keeps the driver loaded
-    idle: bool | None  #: whether the GPU is idle; an idle GPU may slow its PCIe link down
+    idle: bool | None  #: whether the GPU is idle, which may slow its PCIe link down
     pcie_generation: int | None  #: current generation of the PCIe link
     pcie_width: int | None  #: current number of lanes of the PCIe link
     pcie_max_generation: int | None  #: maximum generation of the PCIe link
@@ -89,7 +89,7 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
     nvlink_errors: int | None  #: sum of all NVLink error counters
     fabric_state: str | None  #: state of the GPU's registration with the NVSwitch fabric: completed, in_progress, ...
     fabric_status: str | None  #: result of the fabric registration: success or the failure
-    fabric_clique: int | None  #: fabric clique of the GPU; GPUs in the same clique can reach each other
+    fabric_clique: int | None  #: fabric clique of the GPU, whose GPUs can reach each other
     fabric_health: str | None  #: fabric health, with the degraded components
     throttle_reasons: Sequence[str] | None  #: reasons why the GPU clocks are lowered
     remapped_rows_correctable: int | None  #: number of memory rows remapped after correctable errors
@@ -104,7 +104,7 @@ class GpuRow(report.Record, frozen=True, kw_only=True):
     users: Sequence[str] | None  #: processes that use the GPU
     driver: str | None  #: version of the NVIDIA driver
     cuda: str | None  #: newest CUDA version that the driver supports
-    lost: str | None  #: why the GPU does not respond; null: it responds
+    lost: str | None  #: why the GPU does not respond (null if it responds)
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     unknown: Mapping[str, str]  #: why a field is empty, by field name
 
@@ -182,7 +182,7 @@ class NodeRow(report.Record, frozen=True, kw_only=True):
     nics: int  #: number of NIC ports
     driver: str | None  #: version of the NVIDIA driver
     cuda: str | None  #: newest CUDA version that the driver supports
-    driver_absent: str | None  #: why there is no NVIDIA driver; null: there is one
+    driver_absent: str | None  #: why there is no NVIDIA driver (null if there is one)
     kernel: str | None  #: release of the Linux kernel
     cpu: str | None  #: CPU model
     cpus: int | None  #: number of logical CPUs
@@ -197,7 +197,7 @@ class NodeRow(report.Record, frozen=True, kw_only=True):
     nvswitches: int  #: number of NVSwitches on the node's PCI bus
     topology: str  #: fingerprint of the node's topology
     taken_at: str | None  #: time when the facts were read
-    source: str  #: source of the node's facts
+    source: str  #: origin of the node's facts
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     failures: Sequence[str]  #: facts that could not be read, with the errors
 
@@ -231,7 +231,7 @@ class TreeRow(report.Record, frozen=True, kw_only=True):
     on_page = report.HIDDEN
 
     node: str  #: host name of the node
-    depth: int  #: depth in the tree; 0: NUMA node, 1: host bridge
+    depth: int  #: depth in the tree: 0 is a NUMA node, 1 a host bridge
     element: str  #: name or PCI address of the element
     what: str  #: description of the element
     link: str | None  #: PCIe link above the element
@@ -249,12 +249,12 @@ class RankRow(report.Record, frozen=True, kw_only=True):
     local_rank: int  #: number of the rank on its node
     pid: int  #: process ID of the rank
     namespaces: Mapping[str, int]  #: inode number of each Linux namespace of the process
-    shm_device: int | None  #: device number of /dev/shm; equal for ranks that share it
+    shm_device: int | None  #: device number of /dev/shm, equal for ranks that share it
     shm_bytes: int | None  #: size of /dev/shm in bytes
     shm_free_bytes: int | None  #: free space in /dev/shm in bytes
     visible_devices: str | None  #: value of CUDA_VISIBLE_DEVICES
     device_files: Sequence[str]  #: /dev/nvidia* files that the process can see
-    memlock_bytes: Annotated[int | None, {"minimum": -1}]  #: limit on locked memory in bytes; -1: unlimited
+    memlock_bytes: Annotated[int | None, {"minimum": -1}]  #: limit on locked memory in bytes, -1 if unlimited
     affinity: str | None  #: CPUs on which the process may run
     ptrace_scope: int | None  #: value of the kernel setting ptrace_scope, which may forbid IPC between processes
     seccomp: int | None  #: seccomp mode of the process

@@ -32,7 +32,7 @@ class Way(StrEnum):
     UNBALANCED = "unbalanced"
     WAITING = "one GPU idle while its peers wait"
     UNKNOWN = "unknown"
-    NOT_TOLD = "not told"
+    NOT_TOLD = "not shown"
     DIRECT = "direct"
     HOST_COPIES = "host copies"
     LOADING = "loading data"
@@ -64,7 +64,7 @@ class TrafficRow(Record, frozen=True, kw_only=True):
     clock_mhz: int | None = None  #: SM clock in MHz
     throttle_reasons: Sequence[str] | None = None  #: reasons why the GPU clocks are lowered
     errors_grown: Mapping[str, int] = field(default_factory=dict)  #: increase of each error counter in the interval
-    users: Sequence[str] | None = None  #: processes that use the GPU; null: unknown
+    users: Sequence[str] | None = None  #: processes that use the GPU (null if unknown)
     job: str | None = None  #: job to which these processes belong
     note: str | None = None  #: why a value is unknown
 

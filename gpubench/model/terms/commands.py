@@ -122,7 +122,7 @@ WATCH = Command(
 )
 RUN = Command(
     "run",
-    "Run a job with NCCL's and UCX's logs on, and explain them.",
+    "Run a job with NCCL and UCX logging on, and explain the logs.",
     "Diagnose",
     "diagnose",
     page="explain",
@@ -182,7 +182,7 @@ OVERLAP = Command(
 )
 PLAN = Command(
     "plan",
-    "Predict what this fabric, or a fault, costs a training step.",
+    "Predict how much communication, or a fault, slows a training step.",
     "Expert",
     "plan",
     _ALONE,

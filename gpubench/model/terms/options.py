@@ -222,7 +222,7 @@ def require_path_option(*, common: bool = True) -> Any:
     """
     return option(
         "PATH",
-        f"Fail if a pair takes another path: {','.join(RequiredPath)}.",
+        f"Fail if a pair does not take this path: {','.join(RequiredPath)}.",
         name=REQUIRE_PATH,
         read=lambda texts: parse_choices(REQUIRE_PATH, texts, RequiredPath),
         several=True,
@@ -234,7 +234,7 @@ def require_path_option(*, common: bool = True) -> Any:
 
 
 def strict_option() -> Any:
-    text = "Exit 1 for doubts too (WARN, INCONCLUSIVE, unknown paths), 3 if nothing was judged."
+    text = "Also exit 1 for doubts (WARN, INCONCLUSIVE, unknown paths), and 3 if nothing was judged."
     return flag(text, common=True, group=JUDGE)
 
 
@@ -247,8 +247,8 @@ def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
 def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
     """Declare `--ranks-per-gpu`. `how` is the help text about what NCCL needs to run several ranks on one GPU."""
     text = (
-        f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server they run at once, "
-        "otherwise in turns."
+        f"Ranks to launch on each GPU, to try a job on fewer GPUs. {how}. With an MPS server they run at the same "
+        "time, otherwise in turns."
     )
     return option("N", text, default=1, min=1, show_default=False, group=MEASURE)
 
@@ -277,7 +277,7 @@ def judging_profile() -> Any:
     """Declare `--profile`, a profile's name or file. None selects a matching profile."""
     return option(
         "NAME|FILE",
-        "Judge by this profile (default: one of your own that matches, otherwise one of gpubench's).",
+        "Judge by this profile (default: a matching profile of your own, otherwise one of gpubench's).",
         completed_as="profile",
         group=JUDGE,
     )

@@ -90,7 +90,7 @@ def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
 def check_hosts(ranks: Sequence[RankIdentity], hosts: Sequence[str], where: str) -> None:
     """Raise UsageError if a rank's node number has no host name."""
     if not hosts or not all(0 <= rank.node < len(hosts) for rank in ranks):
-        raise UsageError(f"{where}: ranks on more than {len(hosts)} nodes", expected="a host for each")
+        raise UsageError(f"{where}: ranks on more than {len(hosts)} nodes", expected="one host for each node")
 
 
 _KEYS: Mapping[str, Callable[[RankIdentity], tuple[int, str]]] = {

@@ -221,7 +221,7 @@ def parse_set_options(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise UsageError(f"{SET_OPTION} {text}", expected="values without spaces, separated by commas")
         if name in found:
             raise UsageError(
-                f"{SET_OPTION} {name} is there twice",
+                f"{SET_OPTION} {name} is set twice",
                 expected="all values of a variable in one option",
                 next_step=f"{SET_OPTION} {name}={','.join(dict.fromkeys((*found[name], *values)))}",
             )

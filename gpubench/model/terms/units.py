@@ -280,12 +280,12 @@ def split_by_memory(
     `where` is the rank with the least free memory: 'rank 3 on n1 (GPU memory)'. `held` lists other processes that use
     the same memory.
     """
-    room = f"{where} can take {format_memory(free_bytes)}" + (
+    room = f"{where} has {format_memory(free_bytes)} free" + (
         f"; other processes use its memory: {held}" if held else ""
     )
     fitting = tuple(size for size in sizes if size * buffers <= free_bytes)
     dropped = tuple(
-        DroppedSize(size, f"{buffers} buffers of that size do not fit; {room}")
+        DroppedSize(size, f"{buffers} buffers of that size do not fit, because {room}")
         for size in sizes
         if size * buffers > free_bytes
     )

@@ -136,7 +136,7 @@ class Finding(Struct, frozen=True):
 
     id: str  #: stable identifier, for programs that read results
     severity: Verdict  #: verdict on the subject
-    subject: str  #: devices, ranks or settings with the problem; long lists are shortened
+    subject: str  #: devices, ranks or settings with the problem (long lists are shortened)
     seen: str  #: the observed state or value
     expected: str  #: the expected state or value
     cause: str  #: the likely cause
@@ -144,7 +144,7 @@ class Finding(Struct, frozen=True):
     subjects: tuple[str, ...] = ()  #: all devices, ranks or settings with the problem, if `subject` is shortened
     consequences: tuple[str, ...] = ()  #: effects of the problem, one line each
     expected_percent: float | None = None  #: lowest remaining speed in percent of the expected speed; null if unknown
-    places: tuple[DevicePlace, ...] = ()  #: nodes and devices with the problem
+    places: tuple[DevicePlace, ...] = ()  #: the nodes and devices with the problem
 
     def __repr__(self) -> str:
         return f"<{self.severity} {self.id}: {self.subject}: {self.seen}>"

@@ -61,7 +61,7 @@ SECONDS_TO_GREET = 2.0
 SECONDS_OF_GRACE = 2.0  # Time for a reply to arrive after the supervisor has stopped waiting for its workers
 # With a larger difference between wall clocks, logs are hard to read and certificates may be invalid
 CLOCK_SECONDS = 1.0
-_NO_FIGURE = "its supervisor gave no figure of this ring"
+_NO_FIGURE = "its supervisor returned no value for this ring"
 _SILENT, _GONE = "its supervisor does not answer", "its supervisor is gone"
 
 
@@ -117,7 +117,7 @@ class Coordinator:
                 break
             self._welcome(connection, ranks)
         for rank in ranks - self._supervised.keys():
-            self._gone.setdefault(self._node_by_rank[rank], "its supervisor did not come")
+            self._gone.setdefault(self._node_by_rank[rank], "its supervisor did not connect")
         # Request all clocks at once. Replies that arrive later are read too.
         for supervised in list(self._supervised.values()):
             supervised.asked_clock = time.time()

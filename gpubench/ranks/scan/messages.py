@@ -159,7 +159,7 @@ def receive(connection: Connection) -> Message:
     try:
         message: Message = _DECODER.decode(connection.recv_bytes(_MOST_BYTES))
     except (EOFError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ConnectionError(f"no message: {error}") from error
+        raise ConnectionError(f"not a message: {error}") from error
     return message
 
 
@@ -204,7 +204,7 @@ def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
     connection.sendall(_LENGTH.pack(len(nonce + words)) + nonce + words)
     answer = receive_exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
     if not hmac.compare_digest(answer[_NONCE_BYTES:], _proof(secret, b"server", nonce)):
-        raise ConnectionError("the other end does not know the secret of this job")
+        raise ConnectionError("the other end does not have the secret of this job")
     connection.sendall(_proof(secret, b"client" + words, answer[:_NONCE_BYTES]))
 
 
@@ -217,13 +217,13 @@ def welcome(connection: socket.socket, secret: bytes) -> bytes:
     deadline = None if patience is None else time.monotonic() + patience
     (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
     if not _NONCE_BYTES <= length <= _NONCE_BYTES + 256:
-        raise ConnectionError("no greeting of this job")
+        raise ConnectionError("not a greeting of this job")
     hello = receive_exactly(connection, length, deadline)
     nonce = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(nonce + _proof(secret, b"server", hello[:_NONCE_BYTES]))
     proof, words = receive_exactly(connection, _PROOF_BYTES, deadline), hello[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"client" + words, nonce)):
-        raise ConnectionError("the other end does not know the secret of this job")
+        raise ConnectionError("the other end does not have the secret of this job")
     return words
 
 

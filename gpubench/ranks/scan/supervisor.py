@@ -267,7 +267,7 @@ class Supervisor:
             case messages.RoundOrder():
                 return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s)
             case _:
-                raise ConnectionError(f"no order: {order}")
+                raise ConnectionError(f"not an order: {order}")
 
     def _failed(self) -> messages.RoundReply:
         """Report the rails whose worker died or hung in phase 0. The next round reports these failures again."""
@@ -397,7 +397,7 @@ class Supervisor:
 
 
 def _connected(places: Sequence[tuple[str, int]]) -> socket.socket:
-    error: OSError = ConnectionRefusedError("rank 0 offered no address")
+    error: OSError = ConnectionRefusedError("rank 0 sent no address")
     for _ in range(_TRIES):
         for place in places:
             try:

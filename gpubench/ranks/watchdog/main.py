@@ -305,9 +305,9 @@ class Watchdog:
         timeout_s = self._watched.timeout_s
         late = ranks.limit_seconds(ranks.Phase.LAUNCH, timeout_s)
         self._reporter.note(
-            f"the watchdogs of rank {format_ranges(unreached)} on {where} do not answer that of rank 0: a firewall "
-            f"drops TCP between hosts, or they are dead; a hang is noticed after {late:g} s, not after {timeout_s:g} "
-            "s. Let TCP pass between the addresses of these hosts, at all ports that programs may take"
+            f"the watchdogs of rank {format_ranges(unreached)} on {where} do not answer the watchdog of rank 0. "
+            f"Likely: a firewall drops TCP between hosts, or they are dead. A hang is noticed after {late:g} s, not "
+            f"after {timeout_s:g} s. Try: allow TCP between these hosts, on all ports that programs may use"
         )
 
 
@@ -374,7 +374,7 @@ class _StderrReporter:
 
     def lost(self, lost: ranks.LostRank) -> None:
         """Print which rank was lost, because not every mpirun names it."""
-        self.error(lost.error("; rows measured before are in the outputs"))
+        self.error(lost.error(". The outputs have the rows measured before"))
 
     def note(self, text: str) -> None:
         write_stderr_line(printable_line(f"note: {text}"))

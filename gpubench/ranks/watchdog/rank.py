@@ -164,14 +164,14 @@ class WatchdogKeeper:
             status = self._process.wait()
             time.sleep(0 if self._block.left() else _SECONDS_TO_END_TOO)
             how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
-            how = "was stopped by a signal, and killed since it did not go on" if was_stopped else how
+            how = "was stopped by a signal, and killed because it did not continue" if was_stopped else how
             with self._lock:
                 if self._block.left():
                     if was_stopped:
                         self._note(how)
                     return
                 is_watched = self._starts < _MOST_STARTS and self._start_again()
-                then = "another one was started" if is_watched else "without one, nobody ends this rank if it hangs"
+                then = "another watchdog was started" if is_watched else "without one, a hang of this rank is not ended"
                 self._note(f"{how}; {then}")
                 if not is_watched:
                     return

@@ -60,10 +60,10 @@ def read(text: str, name: str) -> snapshot.Snapshot:
         _check(table, name)
     types = tables.get(_TYPE)
     if types is None:
-        raise _wrong(name, text.count("\n") + 1, "the text ends without a table of link types")
+        raise _wrong(name, text.count("\n") + 1, "the text has no complete table of link types")
     odd = [word for cells in types.rows.values() for word in cells if word not in _TYPES]
     if odd:
-        raise _wrong(name, types.line, f"{odd[0]!r} is no link type")
+        raise _wrong(name, types.line, f"{odd[0]!r} is not a link type")
     numa = {int(number): int(node) for number, node in _NUMA.findall(text)}
     models = {int(number): model if "AMD" in model else f"AMD {model}" for number, model in _MODEL.findall(text)}
     gpus = tuple(
@@ -72,7 +72,7 @@ def read(text: str, name: str) -> snapshot.Snapshot:
             bus_id=None if label.startswith("GPU") else label.lower(),
             name=models.get(index, "AMD GPU"),
             place=snapshot.PciPlace(numa_node=numa.get(index)),
-            unknown={"nvlinks": "neither rocm-smi nor amd-smi prints the number of xGMI links"},
+            unknown={"nvlinks": "rocm-smi and amd-smi do not print the number of xGMI links"},
         )
         for index, label in enumerate(types.labels)
     )
@@ -111,10 +111,10 @@ def _text_tables(text: str, name: str) -> dict[str, _Table]:
         kind = _TITLES.get(line.strip(" =:\r").lower())
         if kind in tables:
             raise UsageError(
-                f"{name}, line {number}: a second table of its kind",
+                f"{name}, line {number}: a second table of the same kind",
                 expected="the tables of one machine",
                 reason="the text has the output of two machines, or of two commands",
-                next_step="gpubench topo --from FILE, with a file for each machine",
+                next_step="gpubench topo --from FILE, with one file per machine",
             )
         if kind is not None:
             current = tables[kind] = _Table(number)
@@ -125,7 +125,7 @@ def _text_tables(text: str, name: str) -> dict[str, _Table]:
         elif words[0] in current.labels:
             cells, gpus = plural(len(words) - 1, "cell"), plural(len(current.labels), "GPU")
             if len(words) - 1 != len(current.labels):
-                raise _wrong(name, number, f"the row of {words[0]} has {cells}, and the header names {gpus}")
+                raise _wrong(name, number, f"the row of {words[0]} has {cells}, but the header has {gpus}")
             current.rows[words[0]] = tuple(words[1:])
         else:
             current = None
@@ -142,23 +142,23 @@ def _json_tables(text: str, name: str) -> dict[str, _Table]:
             for kind in kinds
         }
     except (LookupError, TypeError, ValueError) as error:
-        raise _wrong(name, 1, f"it is no whole JSON of amd-smi topology ({error})") from None
+        raise _wrong(name, 1, f"it is not complete JSON of amd-smi topology ({error})") from None
 
 
 def _check(table: _Table, name: str) -> None:
     """Raise UsageError unless the table has a row for each GPU, with a cell for each GPU."""
     gpus = len(table.labels)
     if not 0 < gpus <= limits.MOST_GPUS:
-        raise _wrong(name, table.line, f"the table names {gpus} GPUs, and 1 to {limits.MOST_GPUS} can be read")
+        raise _wrong(name, table.line, f"the table has {gpus} GPUs, but gpubench reads 1 to {limits.MOST_GPUS}")
     missing = [label for label in table.labels if len(table.rows.get(label, ())) != gpus]
     if missing:
-        raise _wrong(name, table.line, f"the table names {plural(gpus, 'GPU')}, and has no whole row of {missing[0]}")
+        raise _wrong(name, table.line, f"the table names {plural(gpus, 'GPU')}, but no complete row of {missing[0]}")
 
 
 def _wrong(name: str, line: int, what: str) -> UsageError:
     return UsageError(
         f"{name}, line {line}: {what}",
-        expected="the whole tables of rocm-smi --showtopo or of amd-smi topology",
+        expected="the complete tables of rocm-smi --showtopo or amd-smi topology",
         reason="the text was cut off, wrapped by a terminal, or mixed with another program's output",
         next_step="rocm-smi --showtopo > topo.txt, or amd-smi topology > topo.txt",
     )

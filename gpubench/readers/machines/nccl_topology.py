@@ -35,10 +35,10 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 
 _EXPECTED = "NCCL's topology XML: <system> with <cpu>, <pci> and <gpu> in it"
-_NEXT_STEP = "NCCL_TOPO_DUMP_FILE=topo.xml, set for any NCCL program, writes a whole one"
+_NEXT_STEP = "NCCL_TOPO_DUMP_FILE=topo.xml, set for any NCCL program, writes a complete file"
 _DAMAGED = "the file was edited by hand, or is damaged"
 _OTHER_ROOTS = {
-    "graphs": "it is NCCL's graph dump (NCCL_GRAPH_DUMP_FILE): the rings and trees that NCCL chose, no topology",
+    "graphs": "it is NCCL's graph dump (NCCL_GRAPH_DUMP_FILE): the rings and trees that NCCL chose, not a topology",
     "topology": "it is hwloc's topology (lstopo), not NCCL's",
     "nvidia_smi_log": "it is the output of nvidia-smi -q -x",
 }
@@ -113,7 +113,7 @@ class Parser:
         element = Element(self._name, self._expat.CurrentLineNumber, tag, attributes)
         if len(self._open) == 1 and tag != "system":
             reason = _OTHER_ROOTS.get(tag, "it is another program's XML")
-            raise _refused(element.file, element.line, f"<{tag}> where <system> belongs", reason)
+            raise _refused(element.file, element.line, f"<{tag}> instead of <system>", reason)
         if len(self._open) > limits.MOST_DEPTH:
             raise element.wrong(f"elements are nested more than {limits.MOST_DEPTH} deep")
         self._elements += 1
@@ -123,7 +123,7 @@ class Parser:
         self._open.append(element)
 
     def _refuse_doctype(self, root: str, *_declaration: object) -> None:
-        reason = _OTHER_ROOTS.get(root, "it is another program's XML; NCCL declares nothing")
+        reason = _OTHER_ROOTS.get(root, "it is another program's XML, because NCCL writes no declarations")
         raise _refused(self._name, self._expat.CurrentLineNumber, "a document type (<!DOCTYPE>)", reason)
 
 
@@ -273,7 +273,7 @@ class _Node:
             (self._others, limits.MOST_PCI_DEVICES, "other devices"),
         ):
             if len(held) > most:
-                raise read.wrong(f"the file has more than {most} {what}", f"one node, with {most} {what} at most")
+                raise read.wrong(f"the file has more than {most} {what}", f"one node, with at most {most} {what}")
 
     def _gpu(self, pci: Element, gpus: Sequence[Element], facts: GpuFacts) -> None:
         if not gpus:
@@ -307,9 +307,9 @@ class _Node:
             name = next(free for free in names if free not in self._nics)
             rate = speed / 1000 if speed and speed > 0 else None
             if rate is None:
-                unknown["rate_gbit_s"] = "the file gives no speed for it"
+                unknown["rate_gbit_s"] = "the file has no speed for it"
             if kind is NicKind.INFINIBAND and not parent.text("class"):
-                unknown["kind"] = "the file gives no PCI class, which would tell InfiniBand from RoCE"
+                unknown["kind"] = "the file has no PCI class, which distinguishes InfiniBand from RoCE"
             gdr = net.integer("gdr")
             gpudirect = None if gdr is None else gdr > 0
             if gpudirect and kind is NicKind.ETHERNET:
@@ -326,14 +326,14 @@ def _nvlinks(gpu: Element, own: str | None, sm: int | None) -> tuple[tuple[NvLin
     for element in gpu.named("nvlink", "xgmi"):
         size = element.integer("count")
         if size is None or not 0 <= size <= _MOST_NVLINKS - len(links):
-            expected = f"a number of links, at most {_MOST_NVLINKS} a GPU"
+            expected = f"a number of links, at most {_MOST_NVLINKS} per GPU"
             raise element.wrong(f"count is {element.text('count')!r}", expected)
         target, tclass = normalize_bus_id(element.text("target") or ""), (element.text("tclass") or "").lower()
         peer = next((peer for beginning, peer in _PEERS.items() if tclass.startswith(beginning)), None)
         far_end = None if not target or _FAKE_BUS_ID.fullmatch(target) else target
         if target == own:
             peer, far_end = NvlinkPeer.GPU, None
-            why["nvlinks"] = "the file names the GPU itself as the far end"
+            why["nvlinks"] = "the file has the GPU itself as the far end"
         version, raw_gb_s = _VERSION_OF_SM.get(sm or 0), _RAW_GB_S_OF_SM.get(sm or 0)
         version = XGMI_LINK if element.tag == "xgmi" else version
         link = NvLink(number=0, active=True, version=version, raw_gb_s=raw_gb_s, peer=peer, peer_bus_id=far_end)
@@ -348,13 +348,13 @@ def _pcie(pci: Element) -> tuple[PcieLink, dict[str, str]]:
     match = _SPEED.fullmatch(speed or "")
     generation = PCIE_GENERATION_OF_GT_S.get(float(match[1])) if match else None
     if generation is None:
-        why.append(f"the file says link_speed {speed!r}" if speed else "the file gives no link_speed")
+        why.append(f"the file has link_speed {speed!r}" if speed else "the file has no link_speed")
     if not width:
-        says = "says link_width 0, which NCCL takes for 16" if "link_width" in pci.attributes else "gives no link_width"
+        says = "has link_width 0, which NCCL reads as 16" if "link_width" in pci.attributes else "has no link_width"
         why.append(f"the file {says}")
     elif not 0 < width <= _WIDEST:
         # If a device does not respond, the kernel reads all bits as ones.
-        why.append(f"the file says link_width {width}")
+        why.append(f"the file has link_width {width}")
         width = None
     return PcieLink(generation=generation, width=width or None), {"pcie": "; ".join(why)} if why else {}
 
@@ -388,5 +388,5 @@ def _mask(cpu: Element) -> int:
     if text is None:
         return 0
     if not _MASK.fullmatch(text):
-        raise cpu.wrong(f"affinity is {text[:80]!r}", "hexadecimal words of 32 bits with commas between")
+        raise cpu.wrong(f"affinity is {text[:80]!r}", "32-bit hexadecimal words, separated by commas")
     return int("".join(word.rjust(8, "0") for word in text.split(",")), 16)

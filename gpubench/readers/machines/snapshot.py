@@ -44,7 +44,7 @@ def _check_snapshot(snapshot: Snapshot) -> None:
     for name, limit in _MOST.items():
         count, most = len(getattr(snapshot, name)), getattr(limits, limit)
         if count > most:
-            raise UsageError(f"snapshot.{name} has {count} entries", expected=f"one node, with {most} {name} at most")
+            raise UsageError(f"snapshot.{name} has {count} entries", expected=f"one node, with at most {most} {name}")
     check_printable(snapshot.host, "snapshot.host")
     for field in _DEVICES:
         names = [
@@ -85,14 +85,14 @@ def _check_gpus(snapshot: Snapshot) -> None:
         for link in links:
             if link.raw_gb_s is not None and not 0 < link.raw_gb_s <= _MOST_LINK_GB_S:
                 seen = f"{where}.nvlinks: link {link.number} has {link.raw_gb_s:g} GB/s"
-                raise UsageError(seen, expected=f"above 0, {_MOST_LINK_GB_S:g} at most")
+                raise UsageError(seen, expected=f"above 0 and at most {_MOST_LINK_GB_S:g} at most")
         for name, value, most in (
             ("pcie.width", gpu.pcie.width, gpu.pcie.max_width),
             ("pcie.generation", gpu.pcie.generation, gpu.pcie.max_generation),
             ("memory_used_bytes", gpu.memory_used_bytes, gpu.memory_bytes),
         ):
             if value is not None and most is not None and value > most:
-                raise UsageError(f"{where}.{name} is {value}", expected=f"{most} at most, which the same GPU says")
+                raise UsageError(f"{where}.{name} is {value}", expected=f"at most {most}, as for the same GPU")
         versions = ", ".join(sorted({link.version for link in links if link.version is not None})) or None
         for name, own in (("compute_capability", gpu.compute_capability), ("nvlinks.version", versions)):
             first, other = usual.setdefault((gpu.name or "", name), (number, own)) if own is not None else (number, own)
@@ -109,9 +109,9 @@ def _check_paths(snapshot: Snapshot) -> None:
         where = f"snapshot.pairs[{number}]"
         for end in (pair.source, pair.destination):
             if end not in devices:
-                raise UsageError(f"{where} is of {end!a}, which is not there", expected="a device of gpus or nics")
+                raise UsageError(f"{where} is of {end!a}, which does not exist", expected="a device of gpus or nics")
         if pair.source == pair.destination and pair.path != SELF:
-            raise UsageError(f"{where} is of {pair.source} alone", expected="two devices")
+            raise UsageError(f"{where} has only {pair.source}", expected="two devices")
         if pair.path is not None and not (
             pair.path in (*PATH_CLASSES, XGMI, PCIE, SELF) or _NVLINK_PATH.fullmatch(pair.path)
         ):
@@ -138,18 +138,20 @@ def _check_bridges(snapshot: Snapshot) -> None:
         where, bridge, hops = f"snapshot.pci_devices[{number}].above", device.above, 0
         while bridge is not None:
             if bridge not in above:
-                raise UsageError(f"{where} leads to {bridge}, which is not there", expected="a device of pci_devices")
+                raise UsageError(
+                    f"{where} points to {bridge}, which does not exist", expected="a device of pci_devices"
+                )
             bridge, hops = above[bridge], hops + 1
             if hops > limits.MOST_BRIDGES_ABOVE:
                 most = f"at most {limits.MOST_BRIDGES_ABOVE} bridges to the CPU"
-                raise UsageError(f"{where} goes on and on", expected=most)
+                raise UsageError(f"{where} has no end", expected=most)
 
 
 def _check_unique(field: str, names: Sequence[str], others: set[str]) -> None:
     taken = set(others)
     for number, name in enumerate(names):
         if name in taken:
-            raise UsageError(f"snapshot.{field}[{number}] is a second {name}", expected="a name of its own")
+            raise UsageError(f"snapshot.{field}[{number}] is a second {name}", expected="a unique name")
         taken.add(name)
 
 
@@ -177,7 +179,7 @@ def read(text: str, name: str) -> Snapshot:
         raise _refused(
             f"{name}: {error.seen}",
             expected=error.expected or _EXPECTED,
-            reason=error.reason or "it was edited by hand, or is another program's JSON",
+            reason=error.reason or "it was edited by hand, or it is another program's JSON",
         ) from None
     return replace(snapshot, origin=Origin.RECORDED) if snapshot.origin is Origin.MEASURED else snapshot
 
@@ -222,7 +224,7 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise _refused(f"{name}: the JSON has {error}", reason="it was edited by hand") from None
     if not isinstance(document, dict):
-        raise _refused(f"{name}, line 1: the JSON is no object", reason="it is another program's JSON")
+        raise _refused(f"{name}, line 1: the JSON is not an object", reason="it is another program's JSON")
     return document
 
 
@@ -235,7 +237,7 @@ def _check_version(document: dict[str, Any], name: str) -> None:
         raise _refused(
             f"{name}: the snapshot has schema_version {version}",
             expected=f"at most {SNAPSHOT_VERSION}, which this gpubench reads",
-            reason="a newer gpubench recorded it",
+            reason="it was recorded by a newer gpubench",
             next_step=UPGRADE,
         )
 

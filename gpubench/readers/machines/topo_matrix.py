@@ -150,8 +150,8 @@ def _link(link: snapshot.NvLink, found: "re.Match[str]") -> snapshot.NvLink:
     return replace(link, peer_bus_id=None if _HIDDEN_BUS_ID.fullmatch(peer) else peer)
 
 
-_EXPECTED = "a whole matrix of nvidia-smi topo -m or topo -p2p, with a row for each device of its header"
-_NEXT_STEP = "nvidia-smi topo -m > topo.txt writes one that is neither wrapped nor cut"
+_EXPECTED = "a complete matrix of nvidia-smi topo -m or topo -p2p, with a row for each device in its header"
+_NEXT_STEP = "nvidia-smi topo -m > topo.txt writes a matrix that is not wrapped or cut"
 
 _MOST_PREFIX_WORDS = 10  # More words than the prefixes of a launcher, a log collector and a clock have together
 _DECORATION = re.compile(r"(?:\x1b|\^\[|␛)?\[[0-9;]*m|[\r\xa0\ufeff]")
@@ -221,7 +221,7 @@ def _no_matrix(lines: Sequence[str], text: str, name: str) -> UsageError:
         return UsageError(
             f"{name}, line {number}: {len(longest)} characters, and {limits.LONGEST_LINE} are the most that is read",
             expected=_EXPECTED,
-            reason="it is no output of nvidia-smi, or the text lost its line ends",
+            reason="it is not output of nvidia-smi, or the text lost its line ends",
             next_step=_NEXT_STEP,
         )
     for number, line in enumerate(lines, 1):
@@ -229,11 +229,11 @@ def _no_matrix(lines: Sequence[str], text: str, name: str) -> UsageError:
             return UsageError(
                 f"{name}, line {number}: columns run together: {joined[:80]!r}",
                 expected=_EXPECTED,
-                reason="the text lost its tabs, as where it was pasted, and these names do not say where one ends",
+                reason="the text lost its tabs, for example when it was pasted, so the ends of the names are unknown",
                 next_step=_NEXT_STEP,
             )
     return UsageError(
-        f"{name}, line {len(lines)}: the text ends without a matrix",
+        f"{name}, line {len(lines)}: the text has no matrix",
         expected=_EXPECTED,
         reason="it is the output of another nvidia-smi command, or nvidia-smi failed",
         next_step=_NEXT_STEP,
@@ -278,7 +278,7 @@ class _Matrix(Struct):
         for column, cell in zip(self.columns, cells, strict=True):
             if (cell == SELF) != (column == device):
                 raise self.wrong(
-                    number, f"the row of {device} has {cell} under {column}; X stands for the device itself"
+                    number, f"the row of {device} has {cell} under {column}, but X means the device itself"
                 )
         if device in self.rows and self.rows[device].cells != cells:
             raise self.wrong(number, f"this row of {device} contradicts the one on line {self.rows[device].line}")
@@ -289,8 +289,8 @@ class _Matrix(Struct):
         odd = f", then {words[len(cells)]!r}" if len(words) > len(cells) else ""
         return self.wrong(
             number,
-            f"the row of {device} has {plural(len(cells), 'cell')}{odd}; "
-            f"the header on line {self.line} names {plural(len(self.columns), 'device')}",
+            f"the row of {device} has {plural(len(cells), 'cell')}{odd}, but the header on line {self.line} has "
+            f"{plural(len(self.columns), 'device')}",
         )
 
     def complete(self) -> None:
@@ -318,19 +318,19 @@ class _Matrix(Struct):
         if gpus > limits.MOST_GPUS or len(self.columns) - gpus > limits.MOST_NICS:
             raise self.wrong(
                 self.line,
-                f"the header names {gpus} GPUs and {len(self.columns) - gpus} other devices, "
-                f"more than the {limits.MOST_GPUS} and {limits.MOST_NICS} that one node may have",
+                f"the header names {gpus} GPUs and {len(self.columns) - gpus} other devices, but one node may have "
+                f"at most {limits.MOST_GPUS} and {limits.MOST_NICS}",
             )
         missing = [device for device in self.columns if device not in self.rows]
         if missing:
             raise self.wrong(
                 self.line,
                 f"the header names {plural(len(self.columns), 'device')}, {self.columns[0]} to {self.columns[-1]}, "
-                f"and there is no row of {', '.join(missing[:8])}",
+                f"but there is no row of {', '.join(missing[:8])}",
             )
         for row in () if self.is_path else self.rows.values():
             for cell in filter(_PATH_WORD.fullmatch, row.cells):
-                raise self.wrong(row.line, f"{cell} of topo -m stands among the words of topo -p2p")
+                raise self.wrong(row.line, f"{cell} of topo -m is among the words of topo -p2p")
 
     def wrong(self, line: int, what: str) -> UsageError:
         return UsageError(
@@ -473,8 +473,8 @@ def _add_reasons(gpu: snapshot.GpuFacts) -> snapshot.GpuFacts:
 
 def _nic(name: str) -> snapshot.NicFacts:
     """Return a NIC with only its name and kind, because nvidia-smi prints nothing else about RDMA devices."""
-    unknown = {"rate_gbit_s": "nvidia-smi topo does not say it"}
+    unknown = {"rate_gbit_s": "nvidia-smi topo does not show it"}
     kind = next((kind for beginnings, kind in _KINDS.items() if name.startswith(beginnings)), None)
     if kind is None:
-        unknown["kind"] = "the text does not say infiniband or RoCE"
+        unknown["kind"] = "the text does not mention InfiniBand or RoCE"
     return snapshot.NicFacts(name=name, kind=kind or snapshot.NicKind.INFINIBAND, unknown=unknown)

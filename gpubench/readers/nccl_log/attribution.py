@@ -446,7 +446,7 @@ class Attribution:
             return thread.comm.connections
         comms = process.first_passing(("any", *writer), lambda comm: comm.may_write(*writer), most=2)
         if not comms or (process.has_bus_ids and not is_send):
-            self._end_beyond(len(thread.early), limits.MOST_EARLY_OF_A_THREAD, "ranks that no communicator is named of")
+            self._end_beyond(len(thread.early), limits.MOST_EARLY_OF_A_THREAD, "ranks without a communicator")
             return thread.early_connections(connection, self.sets)
         unconnected = process.first_passing(
             ("unconnected", *writer), lambda comm: not comm.is_connected and comm.may_write(*writer), most=2
@@ -464,7 +464,9 @@ class Attribution:
             before = process.ambiguous.get(channel, 0)
             process.ambiguous[channel] = min(before + 1, len(comms))
             self._ambiguous += 0 if before else len(comms)
-            self._end_beyond(self._ambiguous, limits.MOST_AMBIGUOUS, "channels that several communicators may have")
+            self._end_beyond(
+                self._ambiguous, limits.MOST_AMBIGUOUS, "channels that may belong to several communicators"
+            )
         return None
 
     def _remember(self, thread: Thread, connection: lines.Connection, text: bytes, line_code: int) -> None:

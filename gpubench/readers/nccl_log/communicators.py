@@ -234,7 +234,7 @@ def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list
         places += builder.size or 0
         if len(kept) == limits.MOST_COMMUNICATORS or places > limits.MOST_PLACES:
             reached.pass_over(
-                f"{len(builders) - len(kept)} communicators beyond these",
+                f"{len(builders) - len(kept)} further communicators",
                 f"{limits.MOST_COMMUNICATORS} communicators, of {limits.MOST_PLACES} ranks together",
             )
             break

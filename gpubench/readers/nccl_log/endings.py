@@ -239,9 +239,9 @@ class TestRuns:
     def complaint(self) -> tuple[str, int] | None:
         """Return a problem with the runs and its number of occurrences, or None."""
         if self.unfinished:
-            return "no line of Avg bus bandwidth behind the header of a run", self.unfinished
+            return "no line of Avg bus bandwidth after the header of a run", self.unfinished
         if self._most_at_once > 1:
-            return f"{self._most_at_once} runs of nccl-tests at once, each by itself", 1
+            return f"{self._most_at_once} runs of nccl-tests at once, each alone", 1
         return None
 
 

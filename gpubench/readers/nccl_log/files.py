@@ -35,7 +35,7 @@ _MOST_AT_ONCE = 2**18
 _GZIP_HEADER = 16  # zlib's flag for a gzip header
 
 _MIB_WITHOUT_LINE_END = limits.MOST_BYTES_WITHOUT_LINE_END // 2**20
-_EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log writes one for every rank"
+_EXPECTED = "NCCL's log, one file per rank, written with NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log"
 
 
 class LogFile(Struct, frozen=True):
@@ -79,10 +79,10 @@ def read_logs(
             is_damaged = _read_file(name, reader, stdin, meter)
         except EndlessLineError:
             unended.append(_endless(name))
-            reader.reached.pass_over(unended[-1].seen, f"{_MIB_WITHOUT_LINE_END} MiB without the end of a line")
+            reader.reached.pass_over(unended[-1].seen, f"{_MIB_WITHOUT_LINE_END} MiB without a line end")
         except SilentPipeError as error:
             unended.append(error)
-            reader.reached.pass_over(error.seen, "a pipe as long as its writer says something")
+            reader.reached.pass_over(error.seen, "a pipe until its writer is silent")
         lines = reader.nccl_lines - before
         beginning = "" if lines else reader.beginning.decode("utf-8", "replace")
         found.append(LogFile(name, lines, is_damaged, beginning))
@@ -95,7 +95,7 @@ def _endless(name: str) -> UsageError:
     return UsageError(
         f"{name} has no line end in {_MIB_WITHOUT_LINE_END} MiB",
         expected=_EXPECTED,
-        reason="it is no text: a device, a core dump, or a file that was made to hold up who reads it",
+        reason="it is not text but a device, a core dump, or a file that was made to block its reader",
         next_step=f"head -c 200 {name} | od -c",
     )
 
@@ -185,7 +185,7 @@ def _files(names: Sequence[str]) -> Iterator[str]:
 
 def _opened_files(name: str) -> list[str]:
     if not name:
-        raise UsageError("the name of a log is empty", expected=_EXPECTED, reason="a variable that is not set")
+        raise UsageError("the name of a log is empty", expected=_EXPECTED, reason="a variable is not set")
     try:
         mode = Path(name).stat().st_mode
         if not stat.S_ISDIR(mode):
@@ -199,7 +199,7 @@ def _opened_files(name: str) -> list[str]:
         raise UsageError(
             f"{name} is a folder without files" + (", but with folders in it" if entries else ""),
             expected=_EXPECTED,
-            reason="a folder stands for the files in it, not for folders below",
+            reason="only the files in a folder are read, not the folders below",
             next_step=f"ls -R {name} shows where the logs are",
         )
     return files
@@ -210,7 +210,7 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _M
     for beginning, unpacker in _UNPACKERS.items():
         if magic.startswith(beginning):
             raise UsageError(
-                f"{name} is no plain text, and no gzip",
+                f"{name} is neither plain text nor gzip",
                 expected=_EXPECTED,
                 next_step=f"{unpacker} {name} | gpubench explain -",
             )

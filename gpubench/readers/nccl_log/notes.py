@@ -427,7 +427,7 @@ class Notes:
 
     def _check_tellers(self) -> None:
         if self._tellers > limits.MOST_TELLERS:
-            most = f"{limits.MOST_TELLERS} lines of different processes that say something of their own"
+            most = f"{limits.MOST_TELLERS} distinct lines of different processes"
             self._reached.end(f"more than {most}", most)
 
     def _has_room(self, count: int, most: int, what: str, text: str) -> bool:

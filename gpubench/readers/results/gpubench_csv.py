@@ -35,7 +35,7 @@ def read(text: str, name: str) -> ResultFile:
     remarks = []
     if lines and len(lines[-1]) < len(header) and not text.endswith(("\n", "\r")):
         lines.pop()
-        remarks = ["its last line was cut off, and left out"]
+        remarks = ["its last line was cut off and is left out"]
     rows: list[CollectiveRow | PairRow] = []
     for number, cells in enumerate(lines, 2):
         where = f"{name}, line {number}"
@@ -69,7 +69,7 @@ def _cells(text: str, name: str) -> list[list[str]]:
     try:
         rows = list(csv.reader(text.lstrip("\n\r").splitlines(), strict=True))
         if not rows:
-            raise UsageError(f"{name} is empty", expected="the columns that gpubench writes, and rows")
+            raise UsageError(f"{name} is empty", expected="the columns that gpubench writes, with rows")
         return [list(map(unmark_text, line)) for line in rows]
     except csv.Error as error:
         raise UsageError(f"{name}: no CSV ({error})", reason="the file was edited by hand, or cut off") from None
@@ -80,7 +80,7 @@ def _check_header(header: list[str], kind: type[CollectiveRow] | type[PairRow], 
     if len(header) == 1:
         raise UsageError(
             f"{where}: its columns are not separated by commas",
-            reason="a spreadsheet with another language's settings wrote it",
+            reason="a spreadsheet with another language setting wrote it",
             next_step="compare the file that gpubench wrote",
         )
     unknown = [column for column in header if column not in (*kind.columns(), *WIDE_COLUMNS)]
@@ -113,7 +113,7 @@ def _value(text: str, declared: Any, column: str, where: str) -> Any:
     optional = isinstance(declared, UnionType)
     kind = next(arg for arg in get_args(declared) if arg is not type(None)) if optional else declared
     if text == "":
-        return None if optional else _refuse(where, column, text, "a value: this column has no unknown ones")
+        return None if optional else _refuse(where, column, text, "a value, because this column is never empty")
     if kind is str:
         return text
     if kind is bool:
@@ -129,5 +129,5 @@ def _refuse(where: str, column: str, text: str, expected: str) -> NoReturn:
         f"{where}, column {column}: {text!r}",
         expected=expected,
         reason="the file was edited by hand, or by a spreadsheet",
-        next_step="compare the file that gpubench wrote; --output FILE.json keeps more than a csv",
+        next_step="compare the file that gpubench wrote. --output FILE.json has more than a csv",
     )

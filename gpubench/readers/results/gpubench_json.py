@@ -46,7 +46,7 @@ from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_te
 R = TypeVar("R", bound=Record)
 
 EDITED = "it was edited by hand"
-EXPECTED = "what gpubench --output FILE.json or FILE.jsonl writes"
+EXPECTED = "the output of gpubench --output FILE.json or FILE.jsonl"
 
 _WORDS: Mapping[str, Sequence[str]] = {
     "origin": tuple(map(str, Origin)),
@@ -61,11 +61,11 @@ _NEVER_NEGATIVE = ("time_us", "latency_us", "_gb_s", "size_bytes", "_gbit_s", "w
 def check_version(version: Any, name: str) -> None:
     """Raise UsageError if the schema version is missing, or newer than this gpubench supports."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise UsageError(f"{name} has no schema_version", expected="a whole number, as gpubench writes it")
+        raise UsageError(f"{name} has no schema_version", expected="a whole number, as in gpubench's output")
     if version > SCHEMA_VERSION:
         raise UsageError(
-            f"{name} is of schema version {version}",
-            expected=f"{SCHEMA_VERSION} at most, which is what this gpubench knows",
+            f"{name} has schema version {version}",
+            expected=f"at most {SCHEMA_VERSION}, which this gpubench supports",
             reason="a newer gpubench wrote it, and its rows may mean something else",
             next_step=UPGRADE,
         )
@@ -105,7 +105,7 @@ def _document(text: str, name: str, sections: Container[str] | None = None) -> d
     check_version(document.get("schema_version"), name)
     nodes_by_section = document.pop(result_file.ALIKE, {})
     if not isinstance(nodes_by_section, dict) or not nodes_by_section.keys() <= result_file.HOST_FIELDS.keys():
-        raise UsageError(f"{name}: {result_file.ALIKE} names no sections of nodes", expected=EXPECTED)
+        raise UsageError(f"{name}: {result_file.ALIKE} has no sections of nodes", expected=EXPECTED)
     row_count = 0
     for section, nodes in nodes_by_section.items():
         try:
@@ -157,10 +157,10 @@ def _document_of_lines(text: str, name: str, sections: Container[str] | None) ->
 def _check_one_run(first: dict[str, Any], record: dict[str, Any], where: str) -> None:
     if first.get("run_id") != record.get("run_id"):
         raise UsageError(
-            f"{where}: another run begins, {record.get('run_id')} behind {first.get('run_id')}",
+            f"{where}: another run begins, {record.get('run_id')} after {first.get('run_id')}",
             expected="the lines of one run",
             reason="several runs were kept in one file",
-            next_step="a file a run: split it before the lines of kind metadata",
+            next_step="one file per run. Split it before the lines of kind metadata",
         )
 
 
@@ -175,7 +175,7 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
             reason="the file was cut off, or edited by hand",
         ) from None
     if not isinstance(value, dict):
-        raise UsageError(f"{where}: no JSON object", expected=EXPECTED)
+        raise UsageError(f"{where}: not a JSON object", expected=EXPECTED)
     return value
 
 
@@ -236,7 +236,7 @@ def _circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) 
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{name}: its metadata are damaged: {error}",
-            expected="metadata as gpubench writes them",
+            expected="metadata as in gpubench's output",
             reason="the file was edited by hand",
         ) from None
 
@@ -251,10 +251,10 @@ def _read_verdict(document: Mapping[str, Any], findings: Sequence[Finding], name
     worst = min((finding.severity for finding in findings), key=gravity, default=verdict)
     if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
         ids = ", ".join(dict.fromkeys(finding.id for finding in findings if finding.severity is worst))
-        raise UsageError(f"{name}: verdict is {verdict}, and {ids} is {worst}", expected=EXPECTED, reason=EDITED)
+        raise UsageError(f"{name}: verdict is {verdict}, but {ids} is {worst}", expected=EXPECTED, reason=EDITED)
     if sentence and not sentence.startswith((f"{verdict}:", f"{verdict} (simulated):")):
         raise UsageError(
-            f"{name}: verdict is {verdict}, and the sentence is not", expected=f"{verdict}: ...", reason=EDITED
+            f"{name}: verdict is {verdict}, but the sentence is not", expected=f"{verdict}: ...", reason=EDITED
         )
     return verdict, sentence
 
@@ -262,7 +262,7 @@ def _read_verdict(document: Mapping[str, Any], findings: Sequence[Finding], name
 def _records(section: str, document: Mapping[str, Any], name: str) -> Any:
     records = document.get(section, ())
     if not isinstance(records, (list, tuple, result_file.UnfoldedRows)):
-        raise UsageError(f"{name}: {section} is no list", expected=EXPECTED)
+        raise UsageError(f"{name}: {section} is not a list", expected=EXPECTED)
     return records
 
 
@@ -354,7 +354,7 @@ class StoredRun(Struct, frozen=True):
 
 
 _WANTED = documents.Wanted(
-    kinds="a result of gpubench's, .json or .jsonl, of any command",
+    kinds="a gpubench result (.json or .jsonl) of any command",
     how_to_make_one="gpubench allreduce --output result.json",
     most_bytes=limits.MOST_RESULT_BYTES,
     example="result.json",
@@ -393,8 +393,10 @@ def parse_stored(text: str, name: str) -> StoredRun:
 def _no_result(name: str, text: str) -> UsageError:
     is_csv = text.startswith(("collective,", "source,"))
     return _WANTED.unfit(
-        f"{name} is no result of gpubench's that can be shown again",
-        reason="a csv holds one section, without the machine and the verdict" if is_csv else "another program wrote it",
+        f"{name} is not a gpubench result that can be shown again",
+        reason="a csv has only one section, without the machine and the verdict"
+        if is_csv
+        else "another program wrote it",
         next_step=f"gpubench compare {name} new.json reads more kinds of files",
     )
 

@@ -20,7 +20,7 @@ from gpubench.readers.documents import load_json
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.gpubench_json import check_version
 
-_EXPECTED = "what gpubench --output FOLDER/ writes"
+_EXPECTED = "the output of gpubench --output FOLDER/"
 _HOW_TO_KEEP = "gpubench allreduce --output results/ keeps one there"
 _END_OF_METADATA = re.compile(r"  \},?\s*")
 _BEGINNING_OF_METADATA = '  "metadata": {'
@@ -56,10 +56,10 @@ def list_results(folder: Path) -> Kept:
 
 def _no_folder(folder: Path, error: OSError) -> UsageError:
     seen = f"{folder} cannot be read: {os.strerror(error.errno or 0)}"
-    reason = "its owner or mode forbids it, or its disk fails"
+    reason = "its owner or mode forbids it, or its disk is failing"
     next_step = f"ls -ld {folder}"
     if isinstance(error, NotADirectoryError):
-        seen, reason = f"{folder} is no folder", "a single result was meant"
+        seen, reason = f"{folder} is not a folder", "it should be a single result"
         next_step = f"gpubench compare BASE {folder} compares two files"
     elif isinstance(error, FileNotFoundError):
         seen, reason = f"there is no folder {folder}", "the path is mistyped, or nothing was kept yet"
@@ -75,7 +75,7 @@ def read_head(path: Path) -> history.ResultHead:
     with _naming(path):
         document = load_json(_beginning(path))
         if not isinstance(document, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         check_version(document.get("schema_version"), str(path))
         return history.ResultHead.of(
             document["metadata"],
@@ -93,7 +93,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} cannot be read: {os.strerror(error.errno or 0)}", expected=_EXPECTED) from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(
-            f"{path} is no result: {type(error).__name__}: {error}",
+            f"{path} is not a result: {type(error).__name__}: {error}",
             expected=_EXPECTED,
             reason="the file was cut off, or edited by hand",
         ) from None
@@ -116,7 +116,7 @@ def _beginning(path: Path) -> str:
                 lines[-1] = "  }\n}\n"
                 return "".join(lines)
     if not lines:
-        raise UsageError(f"{path} is empty", expected=_EXPECTED, reason="its run has just begun, or died")
+        raise UsageError(f"{path} is empty", expected=_EXPECTED, reason="its run has just started, or it crashed")
     if read_bytes >= _MOST_HEAD_BYTES:
         raise ValueError(f"its metadata do not end within {_MOST_HEAD_BYTES // 2**20} MiB")
     return "".join(lines)
@@ -166,7 +166,7 @@ class _Reader:
     def left_out(self) -> tuple[history.LeftOut, ...]:
         """The skipped results, counted by reason."""
         more = (
-            (history.LeftOut("not opened, for there are many or the disk is slow", "", self._not_opened),)
+            (history.LeftOut("not opened, because there are too many or the disk is slow", "", self._not_opened),)
             if self._not_opened
             else ()
         )
@@ -296,9 +296,9 @@ def baseline_folder(environment: Mapping[str, str]) -> Path:
     data, home = environment.get("XDG_DATA_HOME"), environment.get("HOME")
     if not data and not home:
         raise UsageError(
-            "there is no HOME, in which baselines would be kept",
+            "there is no HOME folder to keep baselines in",
             expected=f"HOME, XDG_DATA_HOME or {FOLDER_VARIABLE}",
-            next_step=f"{FOLDER_VARIABLE}=/var/lib/gpubench; a file elsewhere is --output FILE.json",
+            next_step=f"{FOLDER_VARIABLE}=/var/lib/gpubench, or use --output FILE.json",
         )
     return (Path(data) if data else Path(home or "") / ".local" / "share") / "gpubench" / "baselines"
 
@@ -307,9 +307,9 @@ def baseline_path(name: str, environment: Mapping[str, str]) -> Path:
     """Return the path of a baseline, which may not exist yet. Raises UsageError for an invalid name."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name of a baseline",
+            f"{name!r} is not a valid name for a baseline",
             expected="letters, digits, '.', '-' and '_', beginning with a letter or a digit",
-            next_step="--save-baseline good; a file elsewhere is --output FILE.json",
+            next_step="--save-baseline good, or use --output FILE.json",
         )
     return baseline_folder(environment) / f"{name}{_SUFFIX}"
 
@@ -333,10 +333,8 @@ def find_baseline(name: str, environment: Mapping[str, str]) -> Path:
         more = f" and {len(known) - _MOST_SHOWN} more" if len(known) > _MOST_SHOWN else ""
         raise UsageError(
             f"--against {name}: there is no such baseline",
-            expected=f"one of {', '.join(known[:_MOST_SHOWN])}{more}"
-            if known
-            else "a baseline, of which there is none",
+            expected=f"one of {', '.join(known[:_MOST_SHOWN])}{more}" if known else "a saved baseline (there is none)",
             reason=f"they are kept in {path.parent}",
-            next_step=f"gpubench allreduce --save-baseline {name}, while all is well",
+            next_step=f"gpubench allreduce --save-baseline {name}on a healthy machine",
         )
     return path

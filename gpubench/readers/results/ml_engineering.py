@@ -63,7 +63,7 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
             else:
                 rows.append(_row(found, ranks, trials, mode))
     known = FileCircumstances(tool=_TOOL, models=(model,) if model else (), libraries=libraries)
-    expected = "rows with payload, busbw and algbw in GBps, of which not all are rounded down to 0"
+    expected = "rows with payload, busbw and algbw in GBps, not all rounded down to 0"
     return text_result(name, _TOOL, left_out, expected, circumstances=known, latencies=rows)
 
 

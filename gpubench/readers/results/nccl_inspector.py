@@ -91,7 +91,7 @@ class InspectorLines:
         if self.damaged:
             yield f"{plural(self.damaged, 'damaged line')} left out"
         if self.left_out:
-            yield f"{plural(self.left_out, 'line')} left out: sends, operations without a time, or beyond a limit"
+            yield f"{plural(self.left_out, 'line')} left out (sends, without a time, or above a limit)"
 
 
 def read(text: str, name: str) -> ResultFile:
@@ -109,7 +109,7 @@ def read(text: str, name: str) -> ResultFile:
         raise UsageError(
             f"{name} has no collective with a time",
             expected="lines with coll_perf",
-            reason=f"{plural(found.damaged, 'line')} damaged, {found.left_out} of something else",
+            reason=f"{plural(found.damaged, 'line')} damaged, {found.left_out} of other kinds",
             next_step="NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=0 keeps operations that are timed by the CPU",
         )
     return ResultFile(
@@ -122,7 +122,7 @@ def read(text: str, name: str) -> ResultFile:
     )
 
 
-_NOTE = "element type not recorded; median of a job's operations, each timed from the last rank's arrival"
+_NOTE = "element type not recorded; median over a job's operations, each timed from the arrival of the last rank"
 
 
 def make_row(found: InspectedSize, note: str) -> CollectiveRow:

@@ -83,15 +83,15 @@ def read(text: str, name: str) -> ResultFile:
         sums = [" ".join(found[0].split()) for found in _SUM_OF_COPIES.finditer(text)]
         raise UsageError(
             f"{name} has only the sums of nvbandwidth: {shorten(sums, 2)}",
-            expected="its matrices, and the lines 'Device 0: ...' above them",
-            reason="grep SUM removed them: a sum names no GPU, and hides one slow pair among many",
+            expected="its matrices, with the lines 'Device 0: ...' above them",
+            reason="grep SUM removed them (a sum names no GPU and hides a slow pair)",
             next_step="nvbandwidth > nvbandwidth.txt; gpubench report nvbandwidth.txt",
         )
     if not parser.rows:
         left_out = ", ".join(parser.left_out)
         raise UsageError(
-            f"{name} has no matrix of nvbandwidth that is read" + (f", but {left_out}" if left_out else ""),
-            expected="device_to_device_memcpy_read_ce, _write_ce, host_to_device_memcpy_ce and their like",
+            f"{name} has no nvbandwidth matrix that gpubench can read" + (f", but {left_out}" if left_out else ""),
+            expected="device_to_device_memcpy_read_ce, _write_ce, host_to_device_memcpy_ce and similar",
             reason="these tests were not run, or waived",
             next_step="nvbandwidth -p device_to_device_memcpy host_to_device_memcpy_ce device_to_host_memcpy_ce",
         )
@@ -206,7 +206,9 @@ class _MatrixParser(Struct):
         self._end_matrix()
         summed, self._sum_gb_s = self._sum_gb_s, None
         if summed is not None and abs(said - summed) > _MOST_ROUNDING * max(said, summed, 1.0):
-            self.unread.append(f"line {number}: SUM is {said:g}, and the values above are {summed:g} together")
+            self.unread.append(
+                f"line {number}: SUM is {said:g}, but the sum of the values above is {summed:g} together"
+            )
 
     def device(self, index: int, found: re.Match[str]) -> None:
         bus = found["bus"] or ""
@@ -290,8 +292,8 @@ def _take_json(parser: _MatrixParser, text: str, name: str) -> None:
             _take_test(parser, test)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"{name}: no JSON of nvbandwidth: {error}",
-            expected="what nvbandwidth -j prints",
+            f"{name} is not JSON of nvbandwidth: {error}",
+            expected="the output of nvbandwidth -j",
             reason="the run was killed, or the file was edited by hand",
         ) from None
 

@@ -84,13 +84,13 @@ def read(text: str, name: str, user_facts: result_file.UserFacts = result_file.N
         raise UsageError(
             f"{name} is of OSU's {', '.join(dict.fromkeys(parser.others))} test",
             expected=f"one of {', '.join((*_COLLECTIVES, *_BANDWIDTHS))}",
-            reason="its figures have no row that they could be compared in",
-            next_step="osu_allreduce or osu_bw in its place",
+            reason="its values cannot be compared with those of other files",
+            next_step="osu_allreduce or osu_bw instead",
         )
     failed = sum(row.wrong or 0 for row in rows) + sum(row.verdict == Verdict.FAIL for row in pairs)
     remarks = [f"left out: {', '.join(dict.fromkeys(parser.others))}"] if parser.others else []
     if any(row.ranks is None for row in rows):
-        remarks.append("nothing says how many ranks there were, so bus bandwidths are not known")
+        remarks.append("the number of ranks is unknown, so bus bandwidths are too")
     return text_result(
         name,
         "OSU",
@@ -184,9 +184,9 @@ def _latency(run: _OsuRun, program: _Program, size: int, cells: Mapping[str, str
         busbw = operation.algbw_gb_s(whole, time_us / 1e6) * program.factor(ranks)
     checked = cells.get("Validation")
     notes = (
-        "its type by OSU's default: the output does not say it" if run.dtype is None else "",
-        "size of one rank's block: nothing says how many ranks" if program.a_block and not ranks else "",
-        "validation failed, of OSU does not say how many elements" if checked == "Fail" else "",
+        "its type is OSU's default, because the output does not name it" if run.dtype is None else "",
+        "size of one rank's block, because the number of ranks is unknown" if program.a_block and not ranks else "",
+        "validation failed (OSU does not show the number of elements)" if checked == "Fail" else "",
     )
     fastest, slowest = (cells.get(f"{which} Latency(us)") for which in ("Min", "Max"))
     return result_file.LatencyRow(

@@ -44,7 +44,7 @@ def read(text: str, name: str) -> ResultFile:
             if "latency" in what or what.endswith("_lat"):
                 left_out.append(f"line {number}: a test of latency")
             elif len(values) != _COLUMNS or not 0 < values[_OVERALL] < float("inf") or not size.isdecimal():
-                left_out.append(damaged(number, line) if size.isdecimal() else f"line {number}: its size is not known")
+                left_out.append(damaged(number, line) if size.isdecimal() else f"line {number}: its size is unknown")
             else:
                 gb_s = values[_OVERALL] * _BYTES_PER_MB / 1e9
                 client, server = (name_end(end, known.get(key)) for end, key in _ENDS.items())

@@ -73,7 +73,9 @@ def test_a_kernel_reads_managed_memory(machine: Machine) -> None:
     assert arrived.count_wrong(WORDS, [(BLOCK, 1)]) == 0
 
 
-@pytest.mark.parametrize(("host_gib", "most"), [(16, "2 GiB, 25% of what is free on GPU0"), (4, "1 GiB, 25% .* host")])
+@pytest.mark.parametrize(
+    ("host_gib", "most"), [(16, "2 GiB, 25% of the free memory of GPU0"), (4, "1 GiB, 25% .* host")]
+)
 def test_never_more_than_a_quarter_of_what_is_free(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, host_gib: int, most: str
 ) -> None:

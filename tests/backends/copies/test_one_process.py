@@ -207,7 +207,7 @@ def test_one_of_several_failing_says_how_many_there_were(machine: Machine) -> No
     machine.runtime.fail["memcpyAsync"] = "cudaErrorIllegalAddress: an illegal memory access was encountered"
     with pytest.raises(CouldNotMeasureError, match=r"GPU0 → GPU1.*at once with 2 more, failed") as caught:
         machine.copies.seconds(streams, 5)
-    assert "every further call" in caught.value.reason
+    assert "every further CUDA call" in caught.value.reason
     assert "Xid" in caught.value.next_step
 
 
@@ -225,7 +225,7 @@ def test_after_a_lasting_error_nothing_raises_a_second_one(machine: Machine, mon
         machine.copies.seconds([stream], 1)
     with pytest.raises(CouldNotMeasureError, match="filling or checking memory of GPU1 failed") as caught:
         wrong(stream)
-    assert "every further call" in caught.value.reason
+    assert "every further CUDA call" in caught.value.reason
     machine.copies.close()
 
 
@@ -235,7 +235,7 @@ def test_after_a_lasting_error_nothing_raises_a_second_one(machine: Machine, mon
         ("cudaErrorIllegalAddress: x", True, "Xid"),
         ("CUDA_ERROR_LAUNCH_FAILED: x", True, "Xid"),
         ("CUDA_ERROR_MISALIGNED_ADDRESS: x", True, "Xid"),
-        ("cudaErrorMemoryAllocation: out of memory", False, "nvidia-smi shows what holds the memory"),
+        ("cudaErrorMemoryAllocation: out of memory", False, "nvidia-smi shows what uses the memory"),
         ("cudaErrorPeerAccessUnsupported: peer access is not supported", False, "topo -p2p"),
         ("cudaErrorInvalidValue: an illegaladdress in words only", False, ""),
     ],
@@ -278,7 +278,7 @@ def test_memory_that_there_is_not_is_named(machine: Machine, monkeypatch: pytest
         machine.copies.allocate(HostMemory.PINNED, 1024)
     monkeypatch.setattr(host_memory, "free_bytes", lambda: 10 * 2**30)
     for kind in HostMemory:
-        with pytest.raises(CouldNotMeasureError, match=f"9G of {kind} host memory do not fit: 8.0 GiB may be taken"):
+        with pytest.raises(CouldNotMeasureError, match=f"9G of {kind} host memory do not fit: 8.0 GiB are available"):
             machine.copies.allocate(kind, 9 * 2**30)
 
 

@@ -81,7 +81,7 @@ def test_a_torch_for_cpus_and_none_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     user = libraries.torch_user()
     assert user is not None
-    assert (user.note, user.loads) == ("built for CPUs alone", {MPI_LIB: f"{folder}/lib/libmpi.so.40"})
+    assert (user.note, user.loads) == ("built for CPUs only", {MPI_LIB: f"{folder}/lib/libmpi.so.40"})
     monkeypatch.setattr(libraries, "find_spec", lambda _name: None)
     assert libraries.torch_user() is None
 
@@ -111,7 +111,7 @@ def test_what_does_not_load_says_why(tmp_path: Path) -> None:
     answer = read_version(NCCL_LIB, str(path))
     assert answer["version"] is None
     assert str(path) in answer["unread"] or "libnccl" in answer["unread"]
-    assert read_version("MSCCL++", str(path))["unread"] == "it has no function that tells"
+    assert read_version("MSCCL++", str(path))["unread"] == "the library has no function that reports it"
 
 
 def test_this_environment_is_read_by_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_every_end_of_a_job_is_told_apart(command: TrialCommand) -> None:
     assert "\x1b" not in support.statements
     assert outcomes(support, "right") == [(TrialOutcome.RIGHT, "")] * 2
     assert outcomes(support, "no count") == [(TrialOutcome.REFUSED, "exit code 1"), (TrialOutcome.UNKNOWN, "")]
-    assert outcomes(support, "bad end") == [(TrialOutcome.RIGHT, "right, and the job ended with exit code 1")] * 2
+    assert outcomes(support, "bad end") == [(TrialOutcome.RIGHT, "right, but the job ended with exit code 1")] * 2
     assert outcomes(support, "wrong") == [
         (TrialOutcome.WRONG, "7 wrong elements"),
         (TrialOutcome.WRONG, "9 wrong elements"),

@@ -221,11 +221,11 @@ def test_a_log_that_does_not_appear_is_said_so(made: list[Process], tmp_path: Pa
     with no_file.listen(1) as log:
         no_file.start()
         assert not log.is_readable()
-        assert "/dev/null, where NCCL logs to, is no file" in log.no_log
+        assert "/dev/null, NCCL's log, is not a readable file" in log.no_log
     unreadable = process(made, tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(tmp_path / "gone"))
     with unreadable.listen(1) as log:
         assert not log.is_readable()
-        assert "is no file" in log.no_log
+        assert "is not a readable file" in log.no_log
 
 
 def test_a_system_without_memory_files_is_measured_all_the_same(
@@ -239,7 +239,7 @@ def test_a_system_without_memory_files_is_measured_all_the_same(
     with own.listen() as log:
         own.start()
         assert not log.is_readable()
-        assert log.no_log == "this system has no memory file for NCCL's log: Operation not permitted"
+        assert log.no_log == "this system cannot create a memory file for NCCL's log: Operation not permitted"
     assert (own.environment, own.nccl.resets, own.stdout()) == ({}, 0, "")
 
 

@@ -75,7 +75,7 @@ def test_the_time_is_the_gpus_from_the_opening_of_the_gate(monkeypatch: pytest.M
 def test_a_driver_without_a_gate_is_named_and_its_times_are_still_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gate" not in Bench(monkeypatch).backend.libraries()
     bench = Bench(monkeypatch, gate=False)
-    assert "what the host takes to issue operations is in times" in bench.backend.libraries()["gate"]
+    assert "times include the host's time to issue operations" in bench.backend.libraries()["gate"]
     assert bench.backend.together(bench.backend.bind(bench.launches(4), 0)) > 0
 
 

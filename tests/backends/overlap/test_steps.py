@@ -109,7 +109,7 @@ def test_a_wrong_result_is_seen(bench: Bench, partner: Partner) -> None:
 def test_a_gpu_without_bfloat16_is_told_what_to_type(bench: Bench) -> None:
     cublas = sys.modules["cupy_backends.cuda.libs.cublas"]
     cublas.lacks_bfloat16 = True  # type: ignore[attr-defined]
-    with pytest.raises(CouldNotMeasureError, match="multiplies no bfloat16") as caught:
+    with pytest.raises(CouldNotMeasureError, match="cannot multiply bfloat16") as caught:
         bench.steps.prepare(Partner.GEMM, 64, DataType.BFLOAT16)
     assert "--dtype float16" in str(caught.value.next_step)
     bench.steps.prepare(Partner.GEMM, 64, DataType.FLOAT16)

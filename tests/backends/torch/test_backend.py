@@ -163,7 +163,7 @@ def test_torch_that_cannot_begin_says_so_in_its_own_words() -> None:
     def body(group: ThreadGroup) -> None:
         torch = Torch(group, lacks=("gloo",))
         groups = TorchGroups(TorchDistributed(torch, "gloo"), "torch:gloo", group, one_node=True)
-        with pytest.raises(CouldNotMeasureError, match=r"cannot begin with gloo: gloo does not begin\n") as refused:
+        with pytest.raises(CouldNotMeasureError, match=r"cannot start with gloo: gloo does not begin\n") as refused:
             _ = groups.calls
         assert "GLOO_SOCKET_IFNAME=lo" in refused.value.next_step
 

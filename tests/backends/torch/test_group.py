@@ -78,13 +78,13 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     torch.distributed._lacks = ("gloo",)
     monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: True)
     torch.distributed.init_process_group = lambda *_given, **_more: (_ for _ in ()).throw(RuntimeError("no route"))
-    with pytest.raises(CouldNotMeasureError, match="cannot begin with gloo: no route"):
+    with pytest.raises(CouldNotMeasureError, match="cannot start with gloo: no route"):
         rendezvous.start(LaunchedRank(TORCHRUN, 0, 1), ())
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused_before_it_waits_for_others() -> None:
     launch = LaunchedRank(TORCHRUN, 5, 2)
-    with pytest.raises(UsageError, match="rank 5 of 2, says torchrun"):
+    with pytest.raises(UsageError, match="rank 5 of 2, according to torchrun"):
         ranks_of_jobs.run(
             lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.choose_rendezvous(launch, 5.0)
         )
@@ -100,7 +100,9 @@ def test_what_needs_mpi_is_refused() -> None:
     assert ranks_of_jobs.choose_rendezvous(LaunchedRank("Open MPI's mpirun", 0, 2), 5.0) is ranks_of_jobs.BY_MPI
     with pytest.raises(UsageError, match="this command under torchrun") as refused:
         ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedRank(TORCHRUN, 0, 4), 60, {})
-    assert str(refused.value.next_step).startswith("mpirun -n 4 gpubench ...; the same without the launcher")
+    assert str(refused.value.next_step).startswith(
+        "mpirun -n 4 gpubench ...; run the same command without the launcher"
+    )
     assert "env -u LOCAL_RANK" in str(refused.value.next_step)
 
 

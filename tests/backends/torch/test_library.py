@@ -58,7 +58,7 @@ def test_a_torch_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatc
     [
         ("nccl", {}, True, r"torch 2\.11\.0 \(CPUs alone\) was built without CUDA"),
         ("nccl", {"cuda": "13.0", "lacks": ("nccl",)}, True, "built without the nccl backend"),
-        ("nccl", {"cuda": "14.1"}, True, r"\(CUDA 14\.1\) is for a newer CUDA than the driver runs, 13\.0"),
+        ("nccl", {"cuda": "14.1"}, True, r"\(CUDA 14\.1\) needs a newer CUDA than the driver has, 13\.0"),
         ("rccl", {"cuda": "13.0"}, False, "built without RCCL"),
         ("xccl", {"cuda": "13.0"}, False, "built without the xccl backend"),
     ],
@@ -75,7 +75,7 @@ def test_a_torch_that_sees_no_gpu_where_the_driver_does(monkeypatch: pytest.Monk
     torch = fake(cuda="13.0")
     torch.cuda.is_available = lambda: False
     install(monkeypatch, torch)
-    with pytest.raises(CouldNotMeasureError, match="sees no GPU, and the driver lists some"):
+    with pytest.raises(CouldNotMeasureError, match="sees no GPU, but the driver lists some"):
         load_torch("nccl", for_cuda=True, driver_cuda=13000)
 
 

@@ -131,7 +131,7 @@ def test_alone_it_says_so_before_anything_is_measured(gpus: Any, monkeypatch: py
         with pytest.raises(CouldNotMeasureError, match="not supported") as refused:
             _ = Node(group, refuses="not supported").backend.calls
         assert "gpubench topo" in refused.value.next_step
-        with pytest.raises(CouldNotMeasureError, match="not by 2 of them"):
+        with pytest.raises(CouldNotMeasureError, match="not only 2 of them"):
             Node(group).backend.open(group)
         monkeypatch.setattr(symmetric, "host_name", lambda: f"node{group.rank}")
 

@@ -87,8 +87,8 @@ def test_what_ucx_says_is_printed_if_that_was_asked_for(
 @pytest.mark.parametrize(
     ("behavior", "said"),
     [
-        ("hangs", "no answer within 0.7 s: transfer"),
-        ("forks", "no answer within 0.7 s: transfer"),
+        ("hangs", "no answer within 0.7 s during transfer"),
+        ("forks", "no answer within 0.7 s during transfer"),
         ("dies", "a process was ended by signal 9 during transfer: .*GPU has fallen off the bus"),
         ("fails", "UcxError: the transfer failed: Connection reset by remote peer"),
     ],

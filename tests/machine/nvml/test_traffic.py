@@ -65,7 +65,7 @@ def test_kernels_are_asked_about_only_where_something_leaves_by_pcie() -> None:
 def test_an_average_that_the_driver_has_not_is_unknown() -> None:
     (found,) = read(GpmNvml(FakeGpu(), metrics={key: value for key, value in H200.items() if key != 20}))
     assert found.pcie_sent_gb_s is None
-    assert found.unknown["pcie_sent"] == "the driver gives no average for it"
+    assert found.unknown["pcie_sent"] == "the driver reports no average for it"
     assert found.pcie_received_gb_s is not None
     (found,) = read(GpmNvml(FakeGpu(), metrics={**H200, 21: float("nan")}))
     assert found.pcie_received_gb_s is None
@@ -94,7 +94,7 @@ def test_counters_that_may_have_gone_around_meanwhile_are_unknown() -> None:
     """A machine so busy that 20 ms of sleep take 40."""
     (found,) = read(FakeNvml(counting([0, 0, 10**6])), sleep=lambda _: time.sleep(2 * WINDOW_SECONDS))
     assert (found.pcie_sent_gb_s, found.pcie_received_gb_s) == (None, None)
-    assert "may go around" in found.unknown["pcie_sent"]
+    assert "may have overflowed" in found.unknown["pcie_sent"]
 
 
 def test_who_may_not_use_gpm_gets_counters() -> None:

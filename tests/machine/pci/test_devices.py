@@ -63,9 +63,9 @@ def test_address_translation_of_devices(tree: Tree, space: bytes, expected: bool
         (config_space((ACS, REDIRECTING))[:64], NEEDS_ROOT),
         (b"", NEEDS_ROOT),
         (config_space(size=256), "this machine shows no extended configuration space"),
-        (config_space((AER, 0), (ACS, 0))[:0x142], "config: it ends in the middle of the list of capabilities"),
-        (config_space((AER, 0), (ACS, 0))[:0x146], "config: it ends in the middle of the list of capabilities"),
-        (b"\xff" * 4096, "the device answers only ones, as one that is gone does"),
+        (config_space((AER, 0), (ACS, 0))[:0x142], "config ends in the middle of the list of capabilities"),
+        (config_space((AER, 0), (ACS, 0))[:0x146], "config ends in the middle of the list of capabilities"),
+        (b"\xff" * 4096, "the device returns only ones, as if it were gone"),
     ],
 )
 def test_access_control_that_cannot_be_read_says_why(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -127,7 +127,7 @@ def test_iommu_groups_are_read_without_root(tree: Tree) -> None:
     (folder.parent / "iommu_group").symlink_to("../../../kernel/iommu_groups/odd")
     found = devices(tree)
     assert found[GPU].iommu_group == 31
-    assert found[DOWNSTREAM].unknown["iommu_group"] == "iommu_group leads to no number"
+    assert found[DOWNSTREAM].unknown["iommu_group"] == "iommu_group does not point to a number"
 
 
 RESOURCE = """\
@@ -158,4 +158,4 @@ def test_the_window_onto_a_gpus_memory(tree: Tree, addresses: str, expected: int
 def test_sizes_of_windows_that_are_none(tree: Tree, text: str) -> None:
     tree.pci("pci0000:00/0000:00:06.0", H200 | {"resource1_resize": text})
     gpu = devices(tree)["0000:00:06.0"]
-    assert (gpu.bar1_most_bytes, gpu.unknown["bar1_most_bytes"]) == (None, "resource1_resize names no size")
+    assert (gpu.bar1_most_bytes, gpu.unknown["bar1_most_bytes"]) == (None, "resource1_resize has no size")

@@ -133,4 +133,4 @@ def test_a_file_system_that_never_answers_costs_what_lies_on_it(tree: Tree, monk
     pipe.write_text("let the reader go")
     assert (facts.nccl_files, facts.topology_file, facts.loadable, facts.memory_nodes) == ({}, None, {}, "0")
     for field in ("nccl_files", "topology_file", "loadable"):
-        assert facts.unknown[field] == "no answer within 2 s: a file system does not respond"
+        assert facts.unknown[field] == "no answer within 2 s, because a file system does not respond"

@@ -11,7 +11,7 @@ from gpubench.machine.host import UnknownFields
 from gpubench.machine.process import may_call, memory_policy, pidfd_getfd
 
 PIDFD_OPEN = 434
-NOT_TRIED = "not tried: a seccomp filter is in force, and whose is not known"
+NOT_TRIED = "not tried, because an unknown seccomp filter is active"
 
 
 @pytest.mark.parametrize(

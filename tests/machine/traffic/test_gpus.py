@@ -53,9 +53,9 @@ for number, _ in enumerate(sys.stdin):
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        ("pass", "the process that asks the driver has ended"),
-        ("input(); print('no JSON', flush=True); input()", "gave an answer that is none"),
-        ("""input(); print('{"gpus": [{"index": "x"}]}', flush=True); input()""", "gave an answer that is none"),
+        ("pass", "the process that reads the driver has ended"),
+        ("input(); print('no JSON', flush=True); input()", "returned an invalid answer"),
+        ("""input(); print('{"gpus": [{"index": "x"}]}', flush=True); input()""", "returned an invalid answer"),
         ("""input(); print('{"silent": "NVML does not answer"}', flush=True); input()""", "NVML does not answer"),
     ],
 )
@@ -69,7 +69,7 @@ def test_what_is_no_answer_is_said(program: str, why: str) -> None:
 
 def test_a_child_that_ended_is_not_asked_again() -> None:
     with child("pass") as gpus:
-        assert [gpus.read()[1] for _ in range(2)] == ["the process that asks the driver has ended"] * 2
+        assert [gpus.read()[1] for _ in range(2)] == ["the process that reads the driver has ended"] * 2
 
 
 def answered(

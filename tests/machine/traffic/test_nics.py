@@ -39,7 +39,7 @@ def test_a_counter_that_is_full_or_gone_is_unknown(tree: Tree) -> None:
     found = {each.name: each for each in counters.read()}
     assert (found["mlx5_0:1"].sent_bytes, found["mlx5_0:1"].received_bytes) == (None, None)
     assert found["mlx5_0:1"].unknown == {
-        "sent": "the counter has 32 bits, and is full",
+        "sent": "the counter has 32 bits and has reached its maximum",
         "received": "port_rcv_data: No such file or directory",
     }
     assert found["eth0"].unknown == {"sent": "tx_bytes cannot be read"}

@@ -216,7 +216,7 @@ def test_every_refusal_has_a_cure_that_can_help(reason: str, cure: str) -> None:
     ("reason", "cure"),
     [
         ("CUDA does not list it", "ls -l /dev/nvidia[0-9]*"),
-        ("CUDA was not asked", "gpubench check"),
+        ("CUDA was not read", "gpubench check"),
         ("CUDA lists 1 of the 2 GPUs that CUDA_VISIBLE_DEVICES names", "unset CUDA_VISIBLE_DEVICES"),
     ],
 )

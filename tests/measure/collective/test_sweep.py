@@ -269,7 +269,7 @@ def test_sizes_that_do_not_fit_on_one_rank_are_dropped() -> None:
 
     for sizes, reasons in run_ranks(3, body):
         assert sizes == (1024, 2048)
-        assert reasons == ["2 buffers of that size do not fit; rank 1 on n0 (GPU 1, 0000:1) can take 4.0 KiB"]
+        assert reasons == ["2 buffers of that size do not fit, because rank 1 on n0 (GPU 1, 0000:1) has 4.0 KiB free"]
 
 
 def test_sizes_that_leave_a_rank_no_element_are_dropped() -> None:

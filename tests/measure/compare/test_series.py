@@ -106,8 +106,8 @@ def test_what_was_cut_short_is_left_out_and_a_doubt_where_it_is_the_newest(
     ("damage", "said"),
     [
         (lambda _: "", "is empty"),
-        (lambda text: text[:300], "is no result"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 2'), "is of schema version 2"),
+        (lambda text: text[:300], "is not a result"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 2'), "has schema version 2"),
         (lambda text: text.replace('"time_us": ', '"time_us": -'), "time_us is -9.81"),
         (lambda text: text[:-20], "no JSON"),
     ],

@@ -197,11 +197,11 @@ class Evil:
 @pytest.mark.parametrize(
     ("data", "seen"),
     [
-        (pickle.dumps({"entries": [Evil()]}), "which is no plain data"),
-        (pickle.dumps({"entries": [{}]}), "no dump that can be read"),
-        (pickle.dumps([1]), "no dump that can be read"),
-        (pickle.dumps({"entries": []})[:-3], "no dump that can be read"),
-        (b'{"entries": [', "no dump that can be read"),
+        (pickle.dumps({"entries": [Evil()]}), "which is not plain data"),
+        (pickle.dumps({"entries": [{}]}), "not a readable dump"),
+        (pickle.dumps([1]), "not a readable dump"),
+        (pickle.dumps({"entries": []})[:-3], "not a readable dump"),
+        (b'{"entries": [', "not a readable dump"),
     ],
 )
 def test_a_dump_with_objects_is_refused(data: bytes, seen: str) -> None:

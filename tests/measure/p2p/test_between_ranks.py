@@ -187,7 +187,7 @@ def test_between_nodes_nccl_sends_and_is_not_compared_with_nvlink() -> None:
     assert len(outcome.rows) == 4 + 4 + 8
     row = outcome.row((0, 2), SENT)
     assert (row.engine, row.peer, row.path_class, row.limit_gb_s) == ("nccl", None, "NET", None)
-    assert row.note == "no limit: no NIC of known rate is near the GPU"
+    assert row.note == "no limit: no NIC with a known rate is near the GPU"
     assert row.bandwidth_gb_s == pytest.approx(SIZE / (LATENCY_SECONDS + SIZE / (NETWORK_GB_S * 1e9)) / 1e9)
     assert (row.verified, row.verdict, row.nvlink_bytes) == ("last", "PASS", None)
     assert row.source_node == wiring.nodes[0].snapshot.host

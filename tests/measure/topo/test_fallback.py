@@ -129,7 +129,7 @@ GPU2\tSYS\tPHB\t X
 def test_topo_m_shows_no_design_if_a_pair_is_nearer() -> None:
     (row,) = rows(looked_at(read_topo_matrix(TEXT, "topo.txt")))
     assert (row.conclusion, row.count, row.cause) == ("unknown", 6, None)
-    assert row.how == "PXB, SYS, PHB; peer access not known: nvidia-smi topo -p2p r decides"
+    assert row.how == "PXB, SYS, PHB; peer access not known: nvidia-smi topo -p2p r shows it"
     (row,) = rows(looked_at(read_topo_matrix(TEXT.replace("PXB", "NODE"), "topo.txt")))
     assert (row.conclusion, row.verdict, row.cause) == ("direct impossible", "SKIP", "nccl-default-level")
     assert "NCCL uses peer access only up to path class PXB" in str(row.cause_seen)

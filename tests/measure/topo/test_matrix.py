@@ -114,7 +114,7 @@ def test_a_regular_pattern_is_healthy_and_no_design_is_proven(rows: Paths) -> No
     assert not report.findings
     assert {row.conclusion for row in fallback(report)} == {"unknown"}
     assert {row.how.rpartition("; ")[2] for row in fallback(report)} == {
-        "peer access not known: nvidia-smi topo -p2p r decides"
+        "peer access not known: nvidia-smi topo -p2p r shows it"
     }
 
 

@@ -71,7 +71,7 @@ def test_exchanges_over_nvswitch_reach_a_gpus_links(name: str) -> None:
 def test_what_is_not_known_says_why() -> None:
     two = machine("hgx-h200-2*2")
     work, pairs = work_of("alltoall", 4)
-    assert "no NIC of known rate" in exchange_limit(work, pairs, two).note
+    assert "no NIC with a known rate" in exchange_limit(work, pairs, two).note
     assert two.networks is None
     one = machine("hgx-h200-4")
     assert busbw_limit("NVLS", ring(0, 1, 2, 3), one).note == "no limit is known for NVLS"

@@ -184,19 +184,19 @@ def test_nvlinks_without_a_speed_have_no_limit() -> None:
     one, other = gpu(0, nvlinks=nameless), gpu(1, nvlinks=nameless)
     topology = node([one, other])
     assert topology.limit(one, other).gb_s is None
-    assert topology.limit(one, other).note == "4 NVLinks, but their speed is not known"
-    assert topology.nvlink_total(one).note == "the speed of the NVLinks is not known"
+    assert topology.limit(one, other).note == "4 NVLinks with unknown speed"
+    assert topology.nvlink_total(one).note == "the speed of the NVLinks is unknown"
     stated = node([gpu(0), gpu(1)], pairs=[PairFacts(source="GPU0", destination="GPU1", path="NV4")])
-    assert stated.limit(*stated.gpus).note == "4 NVLinks, but their speed is not known"
+    assert stated.limit(*stated.gpus).note == "4 NVLinks with unknown speed"
 
 
 @pytest.mark.parametrize(
     ("facts", "note"),
     [
-        ({}, "NVLinks are not known"),
+        ({}, "NVLinks are unknown"),
         ({"unknown": {"nvlinks": "NVML did not answer"}}, "NVML did not answer"),
         ({"lost": "GPU is lost"}, "GPU is lost"),
-        ({"nvlinks": (NvLink(number=0), NvLink(number=1, active=True))}, "which NVLinks are active is not known"),
+        ({"nvlinks": (NvLink(number=0), NvLink(number=1, active=True))}, "the active NVLinks are unknown"),
         ({"nvlinks": (NvLink(number=0),), "unknown": {"nvlinks.active": "Unknown Error"}}, "Unknown Error"),
         ({"nvlinks": ()}, "no NVLink"),
         ({"nvlinks": links(12, down=12)}, "none of 12 NVLinks is active"),
@@ -229,7 +229,7 @@ def test_an_uplink_that_is_not_known_is_said_to_be_so() -> None:
             "nvml: no answer within 20 s; cuda: killed by SIGSEGV",
         ),
         ({"driver": DriverFacts(absent="no driver is loaded")}, "no driver is loaded"),
-        ({"driver": DriverFacts(version="550")}, "nvidia-smi topo -p2p r decides"),
+        ({"driver": DriverFacts(version="550")}, "nvidia-smi topo -p2p r shows it"),
     ],
 )
 def test_who_did_not_answer_of_peer_access_is_named(facts: dict[str, Any], reason: str) -> None:
@@ -256,7 +256,7 @@ def test_who_did_not_answer_of_peer_access_is_named(facts: dict[str, Any], reaso
         ({"cuda": False, "read": "U"}, "no", False, False, "refused by CUDA; NVML: unknown to the driver"),
         ({"read": "U", "write": "OK"}, "OK", True, False, "possible"),
         ({"read": "U", "write": "GNS"}, "GNS", False, False, "GPU not supported"),
-        ({}, "?", None, False, "nvidia-smi topo -p2p r decides"),
+        ({}, "?", None, False, "nvidia-smi topo -p2p r shows it"),
         ({"unknown": {"cuda": "no CUDA", "read": "no NVML"}}, "?", None, False, "no CUDA; no NVML"),
     ],
 )
@@ -305,8 +305,8 @@ def test_the_nearest_gpus_of_a_nic() -> None:
         (None, True, True, "dma-buf, if"),
         (False, False, False, "nvidia-peermem is not loaded, and the GPU driver offers no dma-buf"),
         (False, None, None, "nvidia-peermem is not loaded, and it is unknown"),
-        (None, None, None, "nvidia-peermem was not looked for, and it is unknown"),
-        (None, False, None, "nvidia-peermem was not looked for"),
+        (None, None, None, "nvidia-peermem was not checked, and it is unknown"),
+        (None, False, None, "nvidia-peermem was not checked"),
     ],
 )
 def test_gpudirect_and_by_what(peermem: bool | None, dma_buf: bool | None, possible: bool | None, words: str) -> None:
@@ -320,9 +320,9 @@ def test_gpudirect_and_by_what(peermem: bool | None, dma_buf: bool | None, possi
     ("efa_peermem", "dma_buf", "possible", "words"),
     [
         (True, False, True, "efa_nv_peermem is loaded"),
-        (False, True, True, "dma-buf, if the NIC's driver supports it too; efa_nv_peermem is not loaded"),
+        (False, True, True, "dma-buf, if the NIC's driver supports it too (efa_nv_peermem is not loaded"),
         (False, False, None, "efa_nv_peermem is not loaded (older EFA drivers do not need it)"),
-        (None, None, None, "efa_nv_peermem was not looked for, and it is unknown"),
+        (None, None, None, "efa_nv_peermem was not checked, and it is unknown"),
     ],
 )
 def test_efa_has_a_module_of_its_own(efa_peermem: bool, dma_buf: bool, possible: bool | None, words: str) -> None:
@@ -344,7 +344,7 @@ def test_software_rdma_has_no_gpudirect() -> None:
     card = nic(kind=NicKind.ROCE, model=SOFTWARE_RDMA)
     assert not card.rdma
     answer, reason = node([], [card], gpudirect=GpuDirectFacts(peermem=True)).gpudirect(card)
-    assert (answer, reason) == (False, "software RDMA: the CPU moves the data")
+    assert (answer, reason) == (False, "software RDMA, in which the CPU moves the data")
 
 
 def test_plain_ethernet_has_no_gpudirect() -> None:

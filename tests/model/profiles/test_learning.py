@@ -105,32 +105,32 @@ def test_a_profile_is_learned_from_results(tmp_path: Path) -> None:
         2**28,
         "2.28.9",
     )
-    assert notes == ["2 figures of 2 results became 1 value"]
+    assert notes == ["2 measurements from 2 results became 1 value"]
 
 
 def test_a_figure_that_no_profile_may_have_is_left_out_and_told(tmp_path: Path) -> None:
     odd = result(tmp_path, "a.json")
     text = odd.read_text().replace('"busbw_gb_s": 346.0', '"busbw_gb_s": 81.4')
     odd.write_text(text)
-    with pytest.raises(UsageError, match="no figure of the results can be right"):
+    with pytest.raises(UsageError, match="all values in the results are implausible"):
         learned([odd], name="ours", like="hgx-h200-8", environment={})
     large = odd.read_text().replace("81.4", "346.0").replace("268435456", "1073741824")
     (tmp_path / "b.json").write_text(large)
     profile, notes = learned([odd, tmp_path / "b.json"], name="ours", like="hgx-h200-8", environment={})
     assert [each["value"] for each in tomllib.loads(profile)["expected"]] == [346.0]
-    assert "81.4 GB/s, and not at least 180 GB/s" in notes[1]
+    assert "81.4 GB/s, but expected at least 180 GB/s" in notes[1]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema_version": 2}, "is of schema version 2"),
+        ({"schema_version": 2}, "has schema version 2"),
         ({"complete": False}, "was cut short"),
         ({"verdict": "FAIL"}, "ended with FAIL"),
         ({"origin": "simulated"}, "was simulated"),
         ({"metadata": None}, "has no metadata"),
         ({"rows": [{"collective": "allreduce"}]}, r"rows\[0\] has no field"),
-        ({"rows": []}, "hold no figure"),
+        ({"rows": []}, "have no values"),
     ],
 )
 def test_what_is_no_result_of_a_healthy_machine_is_refused(
@@ -144,10 +144,10 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         learned([tmp_path / "none.json"], name="ours", like=None, environment={})
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UsageError, match="begins no kind of file"):
+    with pytest.raises(UsageError, match="is not the start of a file"):
         learned([tmp_path / "rows.csv"], name="ours", like=None, environment={})
     text = Path("tests/results/h200x4/all_reduce.txt")
-    with pytest.raises(UsageError, match="does not say whether the machine was healthy"):
+    with pytest.raises(UsageError, match="does not show whether the machine was healthy"):
         learned([text], name="ours", like=None, environment={})
 
 

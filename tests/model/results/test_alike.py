@@ -139,7 +139,7 @@ def _too_many(alike: dict[str, Any]) -> None:
         (lambda alike: alike["pairs"].append({"nodes": 7}), "alike.pairs"),
         (lambda alike: alike["pairs"].append([]), "alike.pairs"),
         (lambda alike: alike.update(pairs=None), "alike.pairs"),
-        (lambda alike: alike.update(kinds=[]), "alike names no sections of nodes"),
+        (lambda alike: alike.update(kinds=[]), "alike has no sections of nodes"),
         (_too_many, "rows"),
     ],
 )

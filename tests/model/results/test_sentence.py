@@ -53,7 +53,7 @@ def test_a_healthy_run_has_its_figures() -> None:
 def test_what_was_not_judged_says_so() -> None:
     row = replace(FAST, expected_gb_s=None, expected_source=None, wrong=None)
     unjudged = said(report(Verdict.PASS), row, metadata=replace(METADATA, profile=None))
-    assert unjudged.endswith("data not checked, speed not judged: no profile, no past results")
+    assert unjudged.endswith("data not verified, speed not judged: no profile, no past results")
 
 
 def test_wrong_data_come_first() -> None:

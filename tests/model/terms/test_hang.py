@@ -128,7 +128,7 @@ def test_ranks_that_did_not_connect_where_torchrun_sent_them() -> None:
 
 def test_what_is_not_lost_of_a_run_that_broke() -> None:
     kept = [rows_kept(rows) for rows in (0, 1, 4)]
-    assert kept == ["", "; the row measured before is kept", "; the 4 rows measured before are kept"]
+    assert kept == ["", ". The row measured before is kept", ". The 4 rows measured before are kept"]
 
 
 @pytest.mark.parametrize(

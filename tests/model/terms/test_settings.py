@@ -88,7 +88,7 @@ def test_values_are_between_commas_and_those_with_commas_in_quotes() -> None:
         (["nccl_algo=ring"], "--set nccl_algo=ring"),
         (["=4"], "--set =4"),
         (["NCCL_NET=a b"], "--set NCCL_NET=a b"),
-        (["NCCL_NET=IB", "NCCL_NET=Socket"], "--set NCCL_NET is there twice"),
+        (["NCCL_NET=IB", "NCCL_NET=Socket"], "--set NCCL_NET is set twice"),
         (["NCCL_DEBUG_FILE=/tmp/log"], "--set NCCL_DEBUG_FILE"),
         (["GPUBENCH_FORMAT=json"], "--set GPUBENCH_FORMAT"),
     ],

@@ -150,7 +150,7 @@ def test_a_supervisor_that_is_silent_is_gone_too(monkeypatch: pytest.MonkeyPatch
 
 def test_who_does_not_know_the_secret_is_not_let_in() -> None:
     with coordinated(done(1.0), done(1.0), secret=b"another secret than that of this") as found:
-        assert found.gone == dict.fromkeys((0, 1), "its supervisor did not come")
+        assert found.gone == dict.fromkeys((0, 1), "its supervisor did not connect")
 
 
 def test_phase_0_and_clocks_of_all_nodes() -> None:
@@ -227,7 +227,9 @@ def test_a_ring_with_a_node_that_hangs_up_is_of_that_node() -> None:
 )
 def test_a_ring_of_which_a_rail_is_not_told_has_no_figure(answer: Answer) -> None:
     with coordinated(done(10.0), answer, done(10.0)) as found:
-        assert found.collective([0, 1, 2]) == RingFailure(1, "its supervisor gave no figure of this ring", is_own=True)
+        assert found.collective([0, 1, 2]) == RingFailure(
+            1, "its supervisor returned no value for this ring", is_own=True
+        )
 
 
 def test_rings_inside_nodes_have_seats_by_rail_and_failures_by_cell() -> None:

@@ -299,7 +299,9 @@ def test_silence_that_proves_nothing_takes_longer(ranks: Ranks, clock: Clock, mo
     clock.pass_by(2 * TIMEOUT)
     assert one.process.poll() is None
     assert ended([one]) == [ENDED]
-    assert one.heard.notes[0].startswith("the watchdogs of rank 1 on n1 do not answer that of rank 0: a firewall drops")
+    assert one.heard.notes[0].startswith(
+        "the watchdogs of rank 1 on n1 do not answer the watchdog of rank 0. Likely: a firewall drops"
+    )
     assert "rank 1 on n0: neither it nor its watchdog answers" in str(one.heard.errors[0])
 
 
@@ -495,7 +497,7 @@ def test_a_process_that_ends_takes_its_watchdog_along() -> None:
 HOW_IT_ENDS = {
     signal.SIGKILL: "was killed by signal 9",
     signal.SIGINT: "was killed by signal 2",
-    signal.SIGSTOP: "was stopped by a signal, and killed since it did not go on",
+    signal.SIGSTOP: "was stopped by a signal, and killed because it did not continue",
 }
 
 
@@ -510,7 +512,7 @@ def test_a_watchdog_that_is_ended_or_stopped_is_followed_by_one_that_knows_as_mu
     os.kill(first, number)
     stdout, stderr = rank.communicate(timeout=300)
     assert rank.returncode == 3
-    assert f"gpubench: note: the watchdog of rank 0 on n0 {HOW_IT_ENDS[number]}; another one was started" in stderr
+    assert f"gpubench: note: the watchdog of rank 0 on n0 {HOW_IT_ENDS[number]}; another watchdog was started" in stderr
     assert "library:  rank 0 on n0 (GPU 3): bad" in stderr
     assert "aborted" in stdout
     assert "Traceback" not in stderr
@@ -524,7 +526,7 @@ def test_a_stopped_watchdog_keeps_no_rank_that_ends() -> None:
     os.kill(pid, signal.SIGSTOP)
     _, stderr = rank.communicate("\n", timeout=300)
     assert rank.returncode == 0
-    assert "the watchdog of rank 0 on n0 was stopped by a signal, and killed since it did not go on\n" in stderr
+    assert "the watchdog of rank 0 on n0 was stopped by a signal, and killed because it did not continue\n" in stderr
     assert is_gone(pid)
 
 
@@ -552,7 +554,7 @@ def test_where_watchdogs_are_killed_again_and_again_the_rank_says_so() -> None:
         os.kill(pid, signal.SIGKILL)
         said = rank.stderr.readline()
         pid = next(iter(children_of(rank.pid)), 0)
-    assert "was killed by signal 9; without one, nobody ends this rank if it hangs" in said
+    assert "was killed by signal 9; without one, a hang of this rank is not ended" in said
     rank.kill()
     rank.communicate()
 

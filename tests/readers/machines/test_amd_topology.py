@@ -206,13 +206,13 @@ LAST = "GPU3   XGMI         XGMI         XGMI         0"
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("See the link type table: below\n", "the text ends without a table of link types"),
-        (WHOLE[: WHOLE.index(LAST)], "the table names 4 GPUs, and has no whole row of GPU3"),
-        (WHOLE[: WHOLE.index(LAST) + 24], "line 23: the row of GPU3 has 2 cells, and the header names 4 GPUs"),
-        (WHOLE.replace(LAST, LAST.replace("XGMI", "XG", 1)), "'XG' is no link type"),
-        (" Link Type between two GPUs ".center(90, "="), "the table names 0 GPUs"),
-        (amd_json()[:-300], "it is no whole JSON of amd-smi topology"),
-        (amd_json().replace('"links"', '"peers"'), "it is no whole JSON of amd-smi topology"),
+        ("See the link type table: below\n", "the text has no complete table of link types"),
+        (WHOLE[: WHOLE.index(LAST)], "the table names 4 GPUs, but no complete row of GPU3"),
+        (WHOLE[: WHOLE.index(LAST) + 24], "line 23: the row of GPU3 has 2 cells, but the header has 4 GPUs"),
+        (WHOLE.replace(LAST, LAST.replace("XGMI", "XG", 1)), "'XG' is not a link type"),
+        (" Link Type between two GPUs ".center(90, "="), "the table has 0 GPUs"),
+        (amd_json()[:-300], "it is not complete JSON of amd-smi topology"),
+        (amd_json().replace('"links"', '"peers"'), "it is not complete JSON of amd-smi topology"),
     ],
     ids=["prose", "no row", "half a row", "half a word", "a title", "half a JSON", "another JSON"],
 )

@@ -87,7 +87,7 @@ def test_our_own_capture() -> None:
     gpu = snapshot.gpus[0]
     assert gpu.compute_capability == "9.0"
     assert gpu.pcie == PcieLink(generation=5)
-    assert gpu.unknown == {"pcie": "the file says link_width 0, which NCCL takes for 16"}
+    assert gpu.unknown == {"pcie": "the file has link_width 0, which NCCL reads as 16"}
     assert gpu.place == PciPlace(host_bridge="cpu0")
     assert gpu.nvlinks is not None
     assert [link.number for link in gpu.nvlinks] == list(range(18))
@@ -115,7 +115,7 @@ def test_a_vendors_file_tells_devices_by_their_class() -> None:
         ("nic2", NicKind.EFA),
         ("nic3", NicKind.ETHERNET),
     ]
-    assert snapshot.nics[0].unknown == {"rate_gbit_s": "the file gives no speed for it"}
+    assert snapshot.nics[0].unknown == {"rate_gbit_s": "the file has no speed for it"}
 
 
 def test_switches_and_what_hangs_below_them() -> None:
@@ -192,19 +192,19 @@ def test_a_file_that_joins_two_hosts_keeps_them_apart() -> None:
         (
             'link_speed="" link_width="0"',
             PcieLink(),
-            "the file gives no link_speed; the file says link_width 0, which NCCL takes for 16",
+            "the file has no link_speed; the file has link_width 0, which NCCL reads as 16",
         ),
         (
             'link_speed="8 GT/s" link_width=""',
             PcieLink(generation=3),
-            "the file says link_width 0, which NCCL takes for 16",
+            "the file has link_width 0, which NCCL reads as 16",
         ),
-        ('link_speed="8 GT/s"', PcieLink(generation=3), "the file gives no link_width"),
-        ('link_speed="Unknown" link_width="4"', PcieLink(width=4), "the file says link_speed 'Unknown'"),
+        ('link_speed="8 GT/s"', PcieLink(generation=3), "the file has no link_width"),
+        ('link_speed="Unknown" link_width="4"', PcieLink(width=4), "the file has link_speed 'Unknown'"),
         (
             'link_speed="7 GT/s" link_width="63"',
             PcieLink(),
-            "the file says link_speed '7 GT/s'; the file says link_width 63",
+            "the file has link_speed '7 GT/s'; the file has link_width 63",
         ),
     ],
 )
@@ -296,7 +296,7 @@ def test_a_gpu_that_is_its_own_far_end_is_a_placeholder() -> None:
     gpu = one_gpu('<gpu sm="80"><nvlink target="0000:1b:00.0" count="1" tclass="0x030200"/></gpu>')
     assert gpu.nvlinks is not None
     assert [(link.peer, link.peer_bus_id) for link in gpu.nvlinks] == [(NvlinkPeer.GPU, None)]
-    assert gpu.unknown == {"nvlinks": "the file names the GPU itself as the far end"}
+    assert gpu.unknown == {"nvlinks": "the file has the GPU itself as the far end"}
 
 
 def test_a_gpu_in_a_dump_without_nvlinks_has_none() -> None:
@@ -383,7 +383,7 @@ GPU = pci("0000:1b:00.0")
         ("<system/>\n<system/>", "topo.xml, line 2: the XML is broken at column 1: junk after document element"),
         ("", "topo.xml, line 1: the XML is broken at column 1: no element found"),
         ("<system>\n\ud800</system>", "topo.xml, line 2: the XML is broken at column 1: not well-formed"),
-        ("<!-- x -->\n<graphs version='1'/>", "topo.xml, line 2: <graphs> where <system> belongs"),
+        ("<!-- x -->\n<graphs version='1'/>", "topo.xml, line 2: <graphs> instead of <system>"),
         ("\n<system version='1'/>", "topo.xml, line 2: <system>: it has no <cpu> with a GPU"),
         ("<system><cpu numaid='0'/></system>", "topo.xml, line 1: <system>: it has no <cpu> with a GPU"),
         ("<system>\n<cpu><pci class='0x030200'/></cpu></system>", "topo.xml, line 2: <pci>: it has no busid"),

@@ -84,13 +84,13 @@ def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     ("content", "what"),
     [
         (b"GPU0\nGPU1\0\n", "line 2: a NUL byte"),
-        (b"GPU0\n\nGPU1 \xff\n", "line 3: bytes that are no UTF-8"),
-        (codecs.BOM_UTF8 + b"\n\xff\0", "line 2: bytes that are no UTF-8"),
+        (b"GPU0\n\nGPU1 \xff\n", "line 3: bytes that are not UTF-8"),
+        (codecs.BOM_UTF8 + b"\n\xff\0", "line 2: bytes that are not UTF-8"),
         (b"\0\n\xff", "line 1: a NUL byte"),
         (codecs.BOM_UTF16_LE + "GPU0".encode("utf-16-le"), "line 1: the text is UTF-16 or UTF-32"),
         (codecs.BOM_UTF16_BE + "GPU0".encode("utf-16-be"), "line 1: the text is UTF-16 or UTF-32"),
         (codecs.BOM_UTF32_BE + "GPU0".encode("utf-32-be"), "line 1: the text is UTF-16 or UTF-32"),
-        (b"\n\nhello world\n", "line 3: 'hello world' begins no kind of file that gpubench reads"),
+        (b"\n\nhello world\n", "line 3: 'hello world' is not the start of a file that gpubench can read"),
     ],
 )
 def test_what_is_no_text_of_ours_is_refused_with_its_line(tmp_path: Path, content: bytes, what: str) -> None:
@@ -102,11 +102,11 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: 
     with path.open("wb") as file:
         file.truncate(40 * 2**20)
     monkeypatch.delattr(Path, "open")
-    assert refusal(path).seen == f"{path} has 40 MiB, and 4 MiB are the most that is read"
+    assert refusal(path).seen == f"{path} has 40 MiB, but gpubench reads at most 4 MiB"
 
 
 def test_an_endless_file_is_not_opened() -> None:
-    assert refusal(Path("/dev/zero")).seen == "/dev/zero is a device, and no file"
+    assert refusal(Path("/dev/zero")).seen == "/dev/zero is a device, not a file"
     assert MOST_MACHINE_BYTES == 4 * 2**20
 
 

@@ -92,13 +92,13 @@ def test_broken_json_is_refused_with_line_and_column() -> None:
 @pytest.mark.parametrize(
     ("text", "seen"),
     [
-        ("[1]", "node.json, line 1: the JSON is no object"),
+        ("[1]", "node.json, line 1: the JSON is not an object"),
         ("{}", "node.json: the JSON has no schema_version"),
         ('{"schema_version": true}', "node.json: the JSON has schema_version True"),
         ('{"schema_version": "1"}', "node.json: the JSON has schema_version '1'"),
         ('{"schema_version": 0}', "node.json: the JSON has schema_version 0"),
-        ('{"schema_version": 1, "host": NaN}', "node.json: the JSON has NaN, which is no number"),
-        ('{"schema_version": 1, "host": 1e999}', "node.json: the JSON has 1e999, which is no number"),
+        ('{"schema_version": 1, "host": NaN}', "node.json: the JSON has NaN, which is not a number"),
+        ('{"schema_version": 1, "host": 1e999}', "node.json: the JSON has 1e999, which is not a number"),
         ('{"schema_version": 1}', "node.json: snapshot has no field 'host'"),
         ('{"schema_version": 1, "color": 1}', "node.json: snapshot has an unknown field 'color'"),
         (
@@ -114,7 +114,7 @@ def test_what_is_no_snapshot_is_refused_by_what_is_wrong(text: str, seen: str) -
 def test_a_newer_snapshot_is_refused_before_its_fields_are_read() -> None:
     error = refusal(json.dumps({"schema_version": SNAPSHOT_VERSION + 1, "color": 1}))
     assert error.seen == f"node.json: the snapshot has schema_version {SNAPSHOT_VERSION + 1}"
-    assert error.reason == "a newer gpubench recorded it"
+    assert error.reason == "it was recorded by a newer gpubench"
 
 
 @pytest.mark.parametrize(
@@ -168,16 +168,19 @@ def test_a_newer_snapshot_is_refused_before_its_fields_are_read() -> None:
             {"gpus": [{"index": n, "name": "H", "nvlinks": [{"number": 0, "version": f"{n}"}]} for n in (3, 4)]},
             "snapshot.gpus[1].nvlinks.version is 4, and that of snapshot.gpus[0] 3",
         ),
-        ({"pairs": [{"source": "GPU0", "destination": "GPU0", "cuda": True}]}, "snapshot.pairs[0] is of GPU0 alone"),
-        ({"pairs": [{"source": "GPU0", "destination": "GPU7"}]}, "snapshot.pairs[0] is of 'GPU7', which is not there"),
+        ({"pairs": [{"source": "GPU0", "destination": "GPU0", "cuda": True}]}, "snapshot.pairs[0] has only GPU0"),
+        (
+            {"pairs": [{"source": "GPU0", "destination": "GPU7"}]},
+            "snapshot.pairs[0] is of 'GPU7', which does not exist",
+        ),
         ({"pairs": [{"source": "GPU0", "destination": "GPU1"}] * 2}, "snapshot.pairs[1] is a second GPU0 → GPU1"),
         (
             {"pci_devices": [{"bus_id": "a", "kind": "gpu", "above": "b"}]},
-            "snapshot.pci_devices[0].above leads to b, which is not there",
+            "snapshot.pci_devices[0].above points to b, which does not exist",
         ),
         (
             {"pci_devices": [{"bus_id": "a", "kind": "gpu", "above": "a"}]},
-            "snapshot.pci_devices[0].above goes on and on",
+            "snapshot.pci_devices[0].above has no end",
         ),
         (
             {"pci_devices": [{"bus_id": str(number), "kind": "gpu"} for number in range(4097)]},

@@ -118,26 +118,26 @@ def test_a_line_that_ends_with_a_gpus_name_is_no_header() -> None:
 @pytest.mark.parametrize(
     ("text", "seen"),
     [
-        ("", "topo.txt, line 1: the text ends without a matrix"),
-        ("GPU 0: NVIDIA H200 (UUID: GPU-aa)\n\n", "topo.txt, line 3: the text ends without a matrix"),
+        ("", "topo.txt, line 1: the text has no matrix"),
+        ("GPU 0: NVIDIA H200 (UUID: GPU-aa)\n\n", "topo.txt, line 3: the text has no matrix"),
         (
             "a\nGPU0 GPU1 GPU2\nGPU0 X NV4 NV4\n",
-            "topo.txt, line 2: the header names 3 devices, GPU0 to GPU2, and there is no row of GPU1, GPU2",
+            "topo.txt, line 2: the header names 3 devices, GPU0 to GPU2, but there is no row of GPU1, GPU2",
         ),
-        ("GPU0 GPU1\nGPU0 X OK\n", "topo.txt, line 1: the header names 2 devices, GPU0 to GPU1, and there is no row"),
+        ("GPU0 GPU1\nGPU0 X OK\n", "topo.txt, line 1: the header names 2 devices, GPU0 to GPU1, but there is no row"),
         ("GPU0 GPU1\n", "there is no row of GPU0, GPU1"),
-        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 PIX\n", "topo.txt, line 3: the row of GPU1 has 1 cell;"),
-        ("GPU0 GPU1\nGPU0 X OK\nGPU1 OK\n", "topo.txt, line 3: the row of GPU1 has 1 cell;"),
-        ("GPU0 GPU1\nGPU0 X\nGPU1 NV4 X\n", "topo.txt, line 2: the row of GPU0 has 1 cell;"),
+        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 PIX\n", "topo.txt, line 3: the row of GPU1 has 1 cell,"),
+        ("GPU0 GPU1\nGPU0 X OK\nGPU1 OK\n", "topo.txt, line 3: the row of GPU1 has 1 cell,"),
+        ("GPU0 GPU1\nGPU0 X\nGPU1 NV4 X\n", "topo.txt, line 2: the row of GPU0 has 1 cell,"),
         (
             "GPU0 GPU1\nGPU0 X N 0-3\n",
-            "line 2: the row of GPU0 has 1 cell, then 'N'; the header on line 1 names 2 devices",
+            "line 2: the row of GPU0 has 1 cell, then 'N', but the header on line 1 has 2 devices",
         ),
-        ("GPU0 GPU1\nGPU0 X NV4 NV4\n", "topo.txt, line 2: the row of GPU0 has 3 cells;"),
+        ("GPU0 GPU1\nGPU0 X NV4 NV4\n", "topo.txt, line 2: the row of GPU0 has 3 cells,"),
         ("GPU0 GPU1\nGPU0 NV4 X\n", "topo.txt, line 2: the row of GPU0 has NV4 under GPU0"),
         ("GPU0 GPU1\nGPU0 X X\n", "topo.txt, line 2: the row of GPU0 has X under GPU1"),
         ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4 X\nGPU1 PIX X\n", "line 4: this row of GPU1 contradicts the one on line 3"),
-        ("GPU0 GPU1\nGPU0 X OK\nGPU1 NV4 X\n", "topo.txt, line 3: NV4 of topo -m stands among the words of topo -p2p"),
+        ("GPU0 GPU1\nGPU0 X OK\nGPU1 NV4 X\n", "topo.txt, line 3: NV4 of topo -m is among the words of topo -p2p"),
     ],
 )
 def test_what_is_no_whole_matrix_is_refused_with_its_line(text: str, seen: str) -> None:
@@ -157,7 +157,7 @@ def test_more_devices_than_a_node_has_are_refused(gpus: int, nics: int) -> None:
 def test_our_own_capture_cut_in_the_matrix_is_refused() -> None:
     cut = CAPTURE.index("GPU2\tNV18\tNV18\t X ")
     line = CAPTURE[:cut].count("\n") - 2
-    assert f"line {line}: the header names 4 devices, GPU0 to GPU3, and there is no row of GPU2, GPU3" in (
+    assert f"line {line}: the header names 4 devices, GPU0 to GPU3, but there is no row of GPU2, GPU3" in (
         refusal(CAPTURE[:cut]).seen
     )
     assert f"line {line + 3}: the row of GPU2 has 2 cells" in refusal(CAPTURE[: cut + len("GPU2\tNV18\tNV18")]).seen

@@ -58,11 +58,15 @@ def read(*parts: str) -> LogFacts:
         ("MOST_LOG_RANKS", [init(77, size=9)], "4 ranks of one communicator"),
         ("MOST_WITHOUT_ID", map(without_id, range(9)), "4 communicators without an id"),
         ("MOST_WITHOUT_ID", (channel(0, 1, pid=n) for n in range(9)), "4 communicators without an id"),
-        ("MOST_EARLY_OF_A_THREAD", (channel(n, n + 1) for n in range(9)), "4 ranks that no communicator"),
+        ("MOST_EARLY_OF_A_THREAD", (channel(n, n + 1) for n in range(9)), "4 ranks without a communicator"),
         ("MOST_SETTINGS", (f"a:1:1 [0] NCCL INFO NCCL_V{n} set to 1\n" for n in range(9)), "4 different settings"),
         ("MOST_REMARKS", (f"a:1:1 [0] NCCL INFO DMA-BUF is available on GPU device {n}\n" for n in range(9)), "4 rem"),
         ("MOST_WARNINGS", (f"a:1:1 [0] NCCL WARN w{n}\n" for n in range(9)), "4 different warnings"),
-        ("MOST_TELLERS", (f"a:{n}:1 [0] NCCL INFO NCCL_V set to 1\n" for n in range(9)), "4 lines of different"),
+        (
+            "MOST_TELLERS",
+            (f"a:{n}:1 [0] NCCL INFO NCCL_V set to 1\n" for n in range(9)),
+            "4 distinct lines of different",
+        ),
         (
             "MOST_AMBIGUOUS",
             [*(init(n, size=9) for n in range(5)), channel(0, 1).replace(":1:1 ", ":1:2 ")],
@@ -130,17 +134,17 @@ def test_a_pipe_that_nobody_writes_is_given_up(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(document_limits, "SECONDS_WITHOUT_WRITER", 0.05)
     monkeypatch.setattr(document_limits, "SECONDS_SILENT", 0.1)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is a pipe that nobody writes"):
+    with pytest.raises(UsageError, match="is a pipe without a writer"):
         read_logs([str(tmp_path / "pipe")], NcclLogReader(), io.BytesIO())
     both = os.open(tmp_path / "pipe", os.O_RDWR)
     try:
-        with pytest.raises(UsageError, match="is a pipe whose writer says nothing"):
+        with pytest.raises(UsageError, match="is a pipe whose writer sends nothing"):
             read_logs([str(tmp_path / "pipe")], NcclLogReader(), io.BytesIO())
         os.write(both, WHOLE.encode())
         reader = NcclLogReader()
         read_logs([str(tmp_path / "pipe")], reader, io.BytesIO())
         assert reader.facts().communicators[0].size == 4
-        assert "writer says nothing" in reader.facts().limits[0].seen
+        assert "writer sends nothing" in reader.facts().limits[0].seen
     finally:
         os.close(both)
 

@@ -43,10 +43,10 @@ def _without(name: str) -> Callable[[str], str]:
     ("damage", "said"),
     [
         (lambda _: "", "is empty"),
-        (lambda text: text[:400], "is no result"),
-        (lambda _: "[]", "is no result: ValueError: no JSON object"),
-        (lambda _: "\x00\x01", "is no result"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "is of schema version 99"),
+        (lambda text: text[:400], "is not a result"),
+        (lambda _: "[]", "is not a result: ValueError: not a JSON object"),
+        (lambda _: "\x00\x01", "is not a result"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "has schema version 99"),
         (lambda text: text.replace('"verdict": "FAIL"', '"verdict": "FINE"'), "'FINE' is not a valid Verdict"),
         (lambda text: text.replace("2026-11-20T08:00:00+00:00", "yesterday"), "yesterday"),
         (_without("metadata"), "KeyError: 'metadata'"),
@@ -65,7 +65,7 @@ def test_what_is_no_result_is_named(tmp_path: Path, damage: Callable[[str], str]
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         list_results(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="is no folder") as caught:
+    with pytest.raises(UsageError, match="is not a folder") as caught:
         list_results(kept(tmp_path))
     assert "gpubench compare BASE" in caught.value.next_step
 

@@ -61,5 +61,5 @@ def test_a_row_that_is_cut_or_no_number_is_left_out_and_named(row: str) -> None:
 
 
 def test_a_table_without_a_row_is_refused() -> None:
-    with pytest.raises(UsageError, match="nothing that was measured, of all_reduce_bench"):
+    with pytest.raises(UsageError, match="no measured values, of all_reduce_bench"):
         read(TITLE + TABLE[:80], "x")

@@ -54,7 +54,7 @@ def test_damaged_lines_sends_and_operations_without_a_time_are_counted() -> None
     assert not found.complete
     assert found.remarks == (
         "1 damaged line left out",
-        "2 lines left out: sends, operations without a time, or beyond a limit",
+        "2 lines left out (sends, without a time, or above a limit)",
     )
     with pytest.raises(UsageError, match="no collective with a time"):
         parse_results(sent, "x")

@@ -65,7 +65,7 @@ def test_the_last_gpu_to_arrive_decides_and_a_typical_communicator() -> None:
 )
 def test_half_a_metric_is_refused(text: str) -> None:
     assert recognises(text)
-    with pytest.raises(UsageError, match="nothing that was measured"):
+    with pytest.raises(UsageError, match="no measured values"):
         read(text, "x.prom")
 
 

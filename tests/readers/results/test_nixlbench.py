@@ -69,5 +69,5 @@ def test_a_row_that_is_cut_is_left_out_and_named() -> None:
     found = read(HEADER + ROW + "134217728           1              0.4\n", "nixl.txt")
     assert (len(found.pairs), found.complete) == (1, False)
     assert found.left_out[0].startswith("line 4 (134217728 1 0.4)")
-    with pytest.raises(UsageError, match="nothing that was measured"):
+    with pytest.raises(UsageError, match="no measured values"):
         read(HEADER, "nixl.txt")

@@ -127,5 +127,5 @@ def test_a_quoted_and_tagged_matrix_is_read_the_same() -> None:
 def test_zeros_and_gpus_beyond_any_machine_are_no_rows() -> None:
     assert pairs(matrix(one=0.0)) == {("GPU1", "GPU0"): 200.0}
     huge = matrix().replace("           0         1\n", "        9998      9999\n")
-    with pytest.raises(UsageError, match="has no matrix"):
+    with pytest.raises(UsageError, match="has no nvbandwidth matrix"):
         read(huge, "x")

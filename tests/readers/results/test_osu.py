@@ -171,9 +171,9 @@ def test_behind_launchers_prefixes(prefix: str) -> None:
         (a_run("MPI Barrier Latency Test", columns="   Avg Latency(us)", rows=()), "is of OSU's Barrier test"),
         (a_run("MPI Latency Test"), "is of OSU's Latency test"),
         (a_run("MPI-CUDA Non-blocking Allreduce Latency Test"), "is of OSU's Non-blocking Allreduce test"),
-        (a_run(rows=()), "has nothing that was measured"),
-        (a_run(rows=("4", "8  1.0")), "has no whole row: 2 rows left out"),
-        ("# OSU MPI Allreduce", "has nothing that was measured"),
+        (a_run(rows=()), "has no measured values"),
+        (a_run(rows=("4", "8  1.0")), "has no complete row: 2 rows left out"),
+        ("# OSU MPI Allreduce", "has no measured values"),
     ],
 )
 def test_what_cannot_be_read_is_said(text: str, said: str) -> None:

@@ -96,8 +96,8 @@ def test_a_matrix_that_is_cut_is_left_out_and_named() -> None:
     assert not found.complete
     assert found.left_out == ("Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix: without GPU1",)
     found = read(text.replace("  25.60 240.15", "  25.6"), "x")
-    assert found.left_out[0].endswith("no valid row")
-    with pytest.raises(UsageError, match="nothing that was measured"):
+    assert found.left_out[0].endswith("not a valid row")
+    with pytest.raises(UsageError, match="no measured values"):
         read("P2P=Enabled Latency Matrix (us)\n", "x")
 
 

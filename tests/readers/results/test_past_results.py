@@ -49,7 +49,7 @@ def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
     assert {each.reason: each.count for each in found.left_out} == {
         "of another machine": 1,
         "of another NCCL": 1,
-        "whose run ended with FAIL": 1,
+        "whose verdict is FAIL": 1,
         "that cannot be read": 5,
         "incomplete, or still running": 1,
     }
@@ -60,7 +60,9 @@ def test_large_files_and_slow_disks_are_bounded(tmp_path: Path, monkeypatch: pyt
     for day in range(1, 8):
         keep_well(tmp_path, day)
     monkeypatch.setattr(module, "MOST_RESULTS_READ", 6)
-    assert past_figures(tmp_path, NOW_LATE).note.endswith("1 not opened, for there are many or the disk is slow")
+    assert past_figures(tmp_path, NOW_LATE).note.endswith(
+        "1 not opened, because there are too many or the disk is slow"
+    )
     monkeypatch.setattr(module, "MOST_RESULTS_LOOKED_AT", 5)
     assert past_figures(tmp_path, NOW_LATE).used == 5
     monkeypatch.setattr(module, "MOST_BYTES_OF_A_RESULT", 10)

@@ -80,6 +80,6 @@ def test_numbers_after_the_table_are_no_rows() -> None:
 
 
 def test_a_run_without_rows_is_refused() -> None:
-    with pytest.raises(UsageError, match="has nothing that was measured, of perftest"):
+    with pytest.raises(UsageError, match="has no measured values, of perftest"):
         read(run(rows=""), "ib.txt")
     assert not recognises(" #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n 2 1000 1.6 5.9 1.7\n")

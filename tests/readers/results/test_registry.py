@@ -141,7 +141,7 @@ def test_older_files_lack_columns_and_newer_ones_are_refused() -> None:
     writer.writerow({name: "" if value is None else value for name, value in record.items()})
     assert read_gpubench_csv(stream.getvalue(), "x.csv").rows == (ROWS[0],)
     document = json.loads(written(JSON))
-    with pytest.raises(UsageError, match=r"x\.json is of schema version 2"):
+    with pytest.raises(UsageError, match=r"x\.json has schema version 2"):
         read_gpubench_json(json.dumps(document | {"schema_version": 2}), "x.json")
     document["rows"][1]["new_column"] = 1
     with pytest.raises(UsageError, match=r"x\.json: rows\[1\] has an unknown field 'new_column'"):

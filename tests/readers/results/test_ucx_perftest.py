@@ -53,10 +53,10 @@ def test_several_runs_and_a_test_of_latency() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (TABLE + box() + STAGE, "nothing that was measured"),
-        (TABLE + FINAL, "its size is not known"),
-        (TABLE + box() + FINAL.replace("600         600", "600"), "no valid row"),
-        (TABLE + box() + FINAL.replace("42000.00", "0.00"), "no valid row"),
+        (TABLE + box() + STAGE, "no measured values"),
+        (TABLE + FINAL, "its size is unknown"),
+        (TABLE + box() + FINAL.replace("600         600", "600"), "not a valid row"),
+        (TABLE + box() + FINAL.replace("42000.00", "0.00"), "not a valid row"),
     ],
 )
 def test_what_has_no_bandwidth_is_refused_with_the_reason(text: str, why: str) -> None:

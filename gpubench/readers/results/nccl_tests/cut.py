@@ -78,7 +78,7 @@ class CutColumns(Struct, frozen=True):
             if name == "other" or cell in _NOT_GIVEN:
                 continue
             if _FIGURE.fullmatch(cell) is None or (name == "time" and float(cell) <= 0):
-                return f"{cell!r} is no valid value"
+                return f"{cell!r} is not a valid value"
             if float(cell) == 0:
                 continue  # For small sizes, the bandwidth may be rounded down to 0
             if name in halves[-1]:

@@ -51,7 +51,7 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
             f"{name} has version {version!r} of nccl-tests' JSON",
             expected=f"1 to {NEWEST_VERSION}",
             reason="a newer nccl-tests wrote it",
-            next_step="its text output, which changes less, or a newer gpubench",
+            next_step="its text output, or a newer gpubench",
         )
     try:
         run = _run(document, complete=whole)
@@ -60,9 +60,9 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(
-            f"{name}: no JSON of nccl-tests: {what}",
-            expected="what its -J FILE writes",
-            reason="it was edited by hand, or damaged",
+            f"{name} is not JSON of nccl-tests: {what}",
+            expected="the output of its -J FILE",
+            reason="it was edited by hand, or it is damaged",
         ) from None
     remarks = [] if whole else ["the file has no end: the run was killed"]
     return result_file([run], name, "JSON", remarks, environment, user_facts=user_facts)
@@ -80,14 +80,14 @@ def _loaded(text: str, name: str) -> tuple[dict[str, Any], bool]:
                 pass
         raise UsageError(
             f"{name}: no JSON ({error})",
-            expected="what nccl-tests' -J FILE writes",
-            reason="the run was killed before its first row was whole, or the file was edited by hand",
+            expected="the output of nccl-tests -J FILE",
+            reason="the run was killed before it wrote a row, or the file was edited by hand",
         ) from None
 
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     return value
 
 
@@ -111,7 +111,7 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
     for number, result in enumerate(document.get("results", ()), 1):
         placed = tuple(_placed(result, run.settings.get("iterations", 0) - skipped))
         if len(placed) < sum(result.get(key) is not None for key in _KEYS.values()) and int(result["size"]):
-            run.left_out[number] = f"result {number} ({result['size']} bytes): a time or bandwidth is no valid value"
+            run.left_out[number] = f"result {number} ({result['size']} bytes): a time or bandwidth is not a valid value"
         run.cpu_time = run.cpu_time or any("cpu_time" in (result.get(key) or ()) for key in _KEYS.values())
         if placed:
             line = table.OutputLine.of(result, placed)

@@ -139,11 +139,11 @@ class NcclTestsRun(Struct, kw_only=True):
         likely = table.likely_ranks(large, self.collective) if large and tells and self.collective else None
         if likely not in (None, ranks):
             raise UsageError(
-                f"{where}, line {self.first_line}: the list of devices names {plural(ranks, 'rank')}, and its rows "
+                f"{where}, line {self.first_line}: the list of devices names {plural(ranks, 'rank')}, but its rows "
                 f"are those of {likely}",
-                expected="one run, with the devices that it ran on",
+                expected="one run, with its devices",
                 reason="devices were left out, or two runs were pasted into one",
-                next_step="give the whole output of one run",
+                next_step="use the complete output of one run",
             )
 
     def _check_user_facts(
@@ -153,18 +153,18 @@ class NcclTestsRun(Struct, kw_only=True):
         if likely is not None and likely != user_facts.ranks:
             a_node, rest = divmod(likely, user_facts.nodes)
             raise UsageError(
-                f"{where}: its busbw over algbw is that of {likely} ranks, and --machine has {user_facts.ranks}",
+                f"{where}: its ratio of busbw to algbw is that of {likely} ranks, but --machine has {user_facts.ranks}",
                 expected=f"the machine that the table is of{'' if rest else f': {a_node} ranks on each node'}",
-                reason="another number of GPUs or nodes took part",
+                reason="a different number of GPUs or nodes took part",
                 next_step=f"--machine NAME/{a_node} is that part of each node" if not rest and a_node else "",
             )
 
     def _not_said(self, where: str, collectives: list[str]) -> IncompleteResultError:
         error = IncompleteResultError(
-            f"{where}: rows without the lines that say how many ranks there were and of how many iterations",
+            f"{where}: rows without the lines with the number of ranks and iterations",
             expected="the lines '# nThread ...' and '#  Rank  0 ...' above them",
             reason="the beginning of the output is missing",
-            next_step="give the whole output of nccl-tests",
+            next_step="use the complete output of nccl-tests",
         )
         error.ranks, error.collectives = True, collectives
         error.models = tuple(dict.fromkeys(device.name for device in self.devices))
@@ -380,14 +380,22 @@ def result_file(
     by_run = [run.rows(name, user_facts) for run in measured]
     unfinished = sum(not run.complete for run in measured)
     unended = f"{unfinished} of {len(measured)} runs" if measured[1:] else "the run"
-    more = [f"{unended} did not end: its last lines are missing"] if unfinished else []
+    more = [f"{unended} did not end, because its last lines are missing"] if unfinished else []
     empty = sum(not run.lines and bool(run.settings) for run in runs) - sum(max(0, run.ends - 1) for run in measured)
     more += [f"{plural(empty, 'run')} without a row"] if empty > 0 else []
     zero = sum(len(run.lines) - len(run.measured) for run in runs)
-    more += [f"{plural(zero, 'row')} of size 0 left out: nothing moved"] if zero else []
-    more += ["columns were cut: what they leave out follows from the rest"] if any(run.cut for run in runs) else []
-    more += ["its rows have one half, taken for out of place"] if any(run.is_halved for run in runs) else []
-    more += ["devices were left out: taken to be like the others"] if any(run.is_elided for run in measured) else []
+    more += [f"{plural(zero, 'row')} of size 0 left out, because no data moved"] if zero else []
+    more += (
+        ["some columns were cut off, and their values were derived from the rest"]
+        if any(run.cut for run in runs)
+        else []
+    )
+    more += ["its rows have only one half, read as out of place"] if any(run.is_halved for run in runs) else []
+    more += (
+        ["some devices were left out, and assumed to be like the others"]
+        if any(run.is_elided for run in measured)
+        else []
+    )
     places = tuple(_place(run, rows) for run, rows in zip(measured, by_run, strict=True) if rows)
     more += [f"{len(places)} runs, from {shorten([f'line {place.line}' for place in places])}"] if places[1:] else []
     return ResultFile(
@@ -408,17 +416,17 @@ def _place(run: NcclTestsRun, rows: Sequence[CollectiveRow]) -> RunPlace:
 
 
 def _refuse(runs: Sequence[NcclTestsRun], name: str, left_out: Sequence[str]) -> NoReturn:
-    seen, reason = f"{name} has nothing that was measured", "the run ended before its first size"
+    seen, reason = f"{name} has no measured values", "the run ended before its first size"
     if left_out:
-        seen = f"{name} has no whole row: {plural(len(left_out), 'row')} damaged, the first on {left_out[0]}"
-        reason = "values are missing, or other output stands among them"
+        seen = f"{name} has no complete row: {plural(len(left_out), 'row')} damaged, the first on {left_out[0]}"
+        reason = "values are missing, or mixed with other output"
     elif any(run.lines for run in runs):
-        seen, reason = f"{name} has rows of size 0 alone", "with many ranks small sizes are rounded down to nothing"
+        seen, reason = f"{name} has only rows of size 0", "with many ranks, small sizes are rounded down to 0"
     raise UsageError(
         seen,
         expected="rows of nccl-tests: size, count, type, redop, root, time, algbw, busbw, #wrong",
         reason=reason,
-        next_step=f"tail {name} shows how the run ended; -e 1G makes it measure larger sizes",
+        next_step=f"tail {name} shows the end of the run, and -e 1G measures larger sizes",
     )
 
 

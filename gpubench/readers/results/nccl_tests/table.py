@@ -135,28 +135,28 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, named: str | None, wh
     possible = possible_collectives(lines, ranks)
     if not possible:
         raise UsageError(
-            f"{where}: rows of {ranks} ranks as no collective has them",
+            f"{where}: rows that no collective of {ranks} ranks can have",
             expected="size, count and type that fit together",
             reason="a column was moved or edited, or another number of ranks took part",
-            next_step="give the whole output of nccl-tests",
+            next_step="use the complete output of nccl-tests",
         )
     if named is None and len(possible) == 1:
         return possible[0]
     if named is None:
         error = IncompleteResultError(
-            f"{where}: nothing says which collective this is",
+            f"{where}: the collective is not named",
             expected="a line such as '# Collective test starting: all_gather_perf', the command, or --collective",
-            reason=f"nccl-tests before 2.17 does not say it, and rows like these are of {', '.join(possible)}",
-            next_step=f"the same command with --collective {possible[0]}, if that is what ran",
+            reason=f"nccl-tests before 2.17 does not name it, and such rows can be from {', '.join(possible)}",
+            next_step=f"the same command with --collective {possible[0]}, if this collective ran",
         )
         error.collectives = possible
         raise error
     if named not in possible:
         raise UsageError(
-            f"{where}: its rows are not of {named}, as --collective says",
-            expected=f"one that has such rows: {', '.join(possible)}",
+            f"{where}: its rows are not of {named}, the collective of --collective",
+            expected=f"a collective with such rows: {', '.join(possible)}",
             reason="another collective ran",
-            next_step=f"the same command with --collective {possible[0]}, if that is what ran",
+            next_step=f"the same command with --collective {possible[0]}, if this collective ran",
         )
     return named
 

@@ -131,7 +131,7 @@ class TableRow:
             if not _VALUE.fullmatch(value)
             or not _is_possible(value, is_time=place % self._columns.values_per_placement == 0)
         ]
-        why = f"{odd[0]!r} is no valid value" if odd else f"{len(self._values)} of {most} values"
+        why = f"{odd[0]!r} is not a valid value" if odd else f"{len(self._values)} of {most} values"
         return f"line {self.number} ({self._cells['size']} bytes): {why}"
 
     def line(self, iterations: int | None) -> table.OutputLine | None:

@@ -112,7 +112,7 @@ def test_a_row_a_node_in_the_order_of_the_job() -> None:
     [
         ({"cuda": False, "read": "GNS"}, "through host memory: GPU not supported"),
         ({"cuda": False, "read": "OK"}, "through host memory: CUDA reports refused, NVML reports possible"),
-        ({}, "peer access not known: nvidia-smi topo -p2p r decides"),
+        ({}, "peer access not known: nvidia-smi topo -p2p r shows it"),
         ({"cuda": True}, "direct possible"),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_pair_says_where_nccl_ends_gpudirect(machine: str) -> None:
     ("facts", "note"),
     [
         (GpuDirectFacts(peermem=False, dma_buf=False), "no GPUDirect RDMA: nvidia-peermem is not loaded"),
-        (GpuDirectFacts(), "GPUDirect RDMA not known: nvidia-peermem was not looked for"),
+        (GpuDirectFacts(), "GPUDirect RDMA not known: nvidia-peermem was not checked"),
     ],
 )
 def test_a_nic_s_pair_says_what_gpudirect_makes_of_it(facts: GpuDirectFacts, note: str) -> None:

@@ -40,7 +40,7 @@ def test_the_only_collective_with_such_rows(line: OutputLine, ranks: int, expect
     ],
 )
 def test_several_collectives_need_a_person(line: OutputLine, ranks: int, possible: str) -> None:
-    with pytest.raises(UsageError, match=f"rows like these are of {possible}"):
+    with pytest.raises(UsageError, match=f"such rows can be from {possible}"):
         collective_of([line], ranks, None, "x")
     for name in possible.split(", "):
         assert collective_of([line], ranks, name, "x") == name
@@ -62,14 +62,14 @@ def test_several_collectives_need_a_person(line: OutputLine, ranks: int, possibl
 def test_columns_of_older_versions_tell_more(program: str, ranks: int, found: str) -> None:
     text = old_output(program, ranks=ranks)
     if ", " in found:
-        with pytest.raises(UsageError, match=f"rows like these are of {found}$|rows like these are of {found}\n"):
+        with pytest.raises(UsageError, match=f"such rows can be from {found}$|such rows can be from {found}\n"):
             read(text, "x")
     else:
         assert {row.collective for row in read(text, "x").rows} == {found}
 
 
 def test_what_a_person_says_has_to_fit() -> None:
-    with pytest.raises(UsageError, match="its rows are not of allreduce, as --collective says"):
+    with pytest.raises(UsageError, match="its rows are not of allreduce, the collective of --collective"):
         collective_of([a_line(root=0)], 8, "allreduce", "x")
 
 

@@ -59,9 +59,9 @@ def test_rows_of_size_0_are_left_out_and_counted() -> None:
     found = rows_of(old_output("all_gather", sizes=(0, 0, 1024)), "allgather")
     assert ([row.size_bytes for row in found.rows], found.remarks) == (
         [1024, 1024],
-        ("2 rows of size 0 left out: nothing moved",),
+        ("2 rows of size 0 left out, because no data moved",),
     )
-    with pytest.raises(UsageError, match="has rows of size 0 alone"):
+    with pytest.raises(UsageError, match="has only rows of size 0"):
         rows_of(old_output("all_gather", sizes=(0,)))
 
 
@@ -69,7 +69,7 @@ def test_a_whole_run_without_second_halves_is_one_that_leaves_them_out() -> None
     lines = [line[:-32] if " float " in line else line for line in old_output("all_reduce").split("\n")]
     found = rows_of("\n".join(lines))
     assert [row.placement for row in found.rows] == ["out_of_place"] * 2
-    assert (found.complete, found.remarks) == (True, ("its rows have one half, taken for out of place",))
+    assert (found.complete, found.remarks) == (True, ("its rows have only one half, read as out of place",))
 
 
 @pytest.mark.parametrize("keep", range(1, 8))
