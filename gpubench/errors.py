@@ -30,7 +30,7 @@ class GpubenchError(Exception):
     - seen: what went wrong
     - expected: the state that gpubench needs
     - reason: the likely cause
-    - next_step: a command or change to try
+    - next_step: a command or change to try. A comment on a command is on the next line
     - where: the rank, host or GPU on which it happened
     """
 
@@ -52,8 +52,10 @@ class GpubenchError(Exception):
         """Return the error as text, usually with one line per field. Text from other programs may contain line
         breaks.
         """
-        labelled = (("expected", self.expected), ("likely", self.reason), ("try", self.next_step))
-        below = (f"  {label + ':':<10}{text}" for label, text in labelled if text)
+        command, *comments = self.next_step.split("\n")
+        labelled = (("expected", self.expected), ("likely", self.reason), ("try", command))
+        below = [f"  {label + ':':<10}{text}" for label, text in labelled if text]
+        below += [f"{'':12}{comment}" for comment in comments]
         return [f"{self.where}: {self.seen}" if self.where else self.seen, *self.details, *below]
 
     def to_record(self) -> dict[str, Any]:
@@ -372,17 +374,17 @@ def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
 def no_gpu(reason: str, for_what: str = "--backend nccl", instead: str = "") -> CouldNotMeasureError:
     """Return the error for a command or option that needs a GPU. `instead` names an alternative that needs none."""
     if not instead:
-        on_cpus = "--backend host measures MPI on CPU buffers instead"
+        on_cpus = "Use --backend host to measure MPI on CPU buffers."
         instead = on_cpus if for_what.startswith("-") else SIMULATED_INSTEAD
     return CouldNotMeasureError(
         f"no usable GPU: {reason}",
         expected=f"at least one NVIDIA GPU for {for_what}",
-        next_step=f"nvidia-smi shows the GPUs of the driver, and {instead}",
+        next_step=f"nvidia-smi\nIt shows what the driver sees. {instead}",
     )
 
 
 LOAD_DRIVER = "modprobe nvidia && nvidia-smi"
-SIMULATED_INSTEAD = "--simulate hgx-h200-4 shows the output of a simulated machine"
+SIMULATED_INSTEAD = "Add --simulate hgx-h200-4 to try the command without a GPU."
 
 
 def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:

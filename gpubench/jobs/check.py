@@ -54,7 +54,7 @@ from gpubench.ranks.watchdog.rank import RankProgress
 from gpubench.readers.documents import read_json_line
 
 NAME = "check"
-_WITHOUT_GPU = f"--profile host checks NICs, libraries and CPUs; {errors.SIMULATED_INSTEAD}"
+_WITHOUT_GPU = f"Use --profile host to check NICs, libraries and CPUs. {errors.SIMULATED_INSTEAD}"
 
 SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
 # One size for latency and two for bandwidth. Profiles have expected values for the larger sizes too.

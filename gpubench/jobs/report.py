@@ -290,7 +290,7 @@ def _what_is_missing(
         else "the lines above the rows, with GPUs and hosts, were cut off or have no GPU model"
         if gpus
         else "the text lacks the command, and the lines of nccl-tests that name the collective",
-        next_step=f"{shlex.join(words)}, if this is what ran",
+        next_step=f"{shlex.join(words)}\nReplace these values if something else ran.",
     )
 
 
@@ -435,8 +435,8 @@ def _check_machine(plan: ReportPlan, count: int, nodes: int, models: Sequence[st
         f"{profile.gpu.name}",
         expected="the machine of the table",
         reason="the file is from another run" if per_node else "the machine has more nodes than the run had ranks",
-        next_step=f"gpubench report {plan.name} "
-        + ("without --machine" if per_node else f"--machine {profile.name}*{needed}, if this is what ran"),
+        next_step=f"gpubench report {shlex.quote(plan.name)}"
+        + ("" if per_node else f" --machine '{profile.name}*{needed}'\nReplace this machine if another one ran."),
     )
 
 

@@ -1,10 +1,12 @@
 """What users get wrong, and terminals that can do little: one clear message, the right exit code, never a traceback."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from gpubench.errors import no_gpu
 from gpubench.formats.registry import FORMATS
 from gpubench.model.results.history import DatedName
 from tests.cli.running import ASCII, ROOT, environment, gpubench
@@ -137,3 +139,32 @@ def test_a_folder_keeps_a_result_of_every_run(tmp_path: Path) -> None:
         assert parsed is not None
         assert (parsed.command, parsed.host) == ("allreduce", "node0")
         assert json.loads((made / name).read_text())["complete"] is True
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "absent.json", "absent.json"),
+        ("report", "table.txt"),
+        ("watch", "--hang", "--for", "3s"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_to_try_stands_alone_on_its_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    rows = (ROOT / "tests/results/h200x4/all_reduce.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "table.txt").write_text("".join(row for row in rows if "#  Rank" not in row))
+    stderr = gpubench(*arguments, cwd=tmp_path, env=environment(NCCL_RAS_ADDR="localhost:1")).stderr
+    assert is_pasteable(stderr), stderr
+
+
+@pytest.mark.parametrize("for_what", ["p2p", "--backend nccl"])
+def test_without_a_gpu_nvidia_smi_stands_alone_on_its_line(for_what: str) -> None:
+    assert is_pasteable(str(no_gpu("no driver", for_what)))
+
+
+def is_pasteable(error: str) -> bool:
+    """True if the first line to try is one command, without prose."""
+    return (
+        re.search(r"^  try:      ([A-Z_]+=\S+ )?(gpubench|nvidia-smi)( [^;,]+)?\n            [A-Z]", error, re.M)
+        is not None
+    )

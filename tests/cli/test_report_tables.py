@@ -208,7 +208,7 @@ def test_a_table_of_which_all_that_names_its_machine_was_cut_is_asked_for_once(t
     code, text = report(path)
     assert (code, text.count("error:")) == (2, 1)
     assert "does not contain the GPUs and the number of nodes. Its rows are those of 16 ranks" in text
-    assert "--machine 'hgx-h100-8*2', if this is what ran" in text
+    assert "--machine 'hgx-h100-8*2'\n" in text
 
 
 def test_all_that_is_missing_is_asked_for_in_one_message(tmp_path: Path) -> None:
