@@ -123,9 +123,9 @@ WINNERS = (
     Column("type", lambda row: " ".join(filter(None, (row.dtype, row.op))), page_only=True),
     Column("placement", lambda row: row.placement.replace("_", " "), page_only=True),
     Column("size", "size_bytes", right=True),
-    Column("fastest", "fastest"),
+    Column("fastest", lambda row: row.fastest if row.beyond_noise else "-"),
     Column("time µs", lambda row: figure(row.time_us), right=True),
-    Column("own choice", lambda row: settings.format_choice(row.own_algorithm, row.own_protocol) or row.own_backend),
+    Column("own choice", lambda row: settings.format_choice(row.own_algorithm, row.own_protocol) or "-"),
     Column("time µs", lambda row: figure(row.own_time_us), right=True),
     Column("loses", lambda row: f"{row.loss_percent:.1f}%{'*' if row.beyond_noise else ' '}", right=True),
     Column("noise", lambda row: format_percent(row.noise_percent, "?", 1), 1, right=True),
@@ -468,9 +468,11 @@ def _sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
 
 def _crossings(rows: Sequence[WinnerRow]) -> str:
     """Return the fastest setting by size, for example 'ring/ll up to 2M, ring/simple from 4M on'."""
+    if all(row.beyond_noise is None for row in rows):
+        return "not known"
     (_, name), *further = crossings(rows)
     if not further:
-        return f"none: {name} at all sizes, or not slower than the noise"
+        return f"none: nothing is faster than {name} beyond noise"
     before = max(row.size_bytes for row in rows if row.size_bytes < further[0][0])
     later = (f"{name} from {format_size(size)}" for size, name in further)
     return f"{name} up to {format_size(before)}, {', '.join(later)} on"

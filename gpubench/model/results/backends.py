@@ -451,17 +451,16 @@ def _name(row: CollectiveRow, *, several: bool) -> str:
 def _series(places: Sequence[_Place], drifts: Sequence[_Drift]) -> Iterator[WinnerRow]:
     """Yield the fastest candidate of each size.
 
-    The winner at the previous size stays the winner until another candidate is faster beyond noise.
+    The own choice is the first winner. A winner stays until another candidate is known to be faster beyond noise.
     """
     incumbent = ""
     for place in places:
         name = min(place.ways, key=place.time_us)
         noise = _noise(place, place.ways[name], drifts)
-        holds = incumbent in place.ways and _relative_loss(place.time_us(incumbent), place.time_us(name)) <= (
-            noise or 0.0
-        )
+        winner_us = place.time_us(incumbent) if incumbent in place.ways else place.own_time_us
+        holds = noise is None or _relative_loss(winner_us, place.time_us(name)) <= noise
         yield _winner(place, name, noise, None if holds else incumbent or None)
-        incumbent = incumbent if holds else name
+        incumbent = (incumbent or place.own_way or settings.OWN_CHOICE) if holds else name
 
 
 def _winner(place: _Place, name: str, noise: float | None, displaced: str | None) -> WinnerRow:
@@ -539,11 +538,15 @@ def _time_of_way_us(row: CollectiveRow) -> float:
 
 
 def crossings(rows: Sequence[WinnerRow]) -> list[tuple[int, str]]:
-    """Return the sizes at which another candidate becomes the fastest, with its name.
+    """Return the sizes at which another candidate becomes the fastest beyond noise, with its name.
 
-    All rows must have the same data type, reduction and placement.
+    The first is the own choice, unless a candidate beats it there. All rows must have the same data type, reduction and
+    placement.
     """
-    return [(row.size_bytes, row.fastest) for row in rows if row is rows[0] or row.displaces is not None]
+    first = rows[0]
+    own = settings.format_choice(first.own_algorithm, first.own_protocol) or settings.OWN_CHOICE
+    further = [(row.size_bytes, row.fastest) for row in rows if row.displaces is not None]
+    return [(first.size_bytes, first.fastest if first.beyond_noise else own), *further]
 
 
 class LibraryKind(StrEnum):

@@ -63,7 +63,7 @@ def test_what_displaces_another_is_the_fastest_and_beats_it_beyond_noise(
     times: dict[int, dict[str | None, float]],
 ) -> None:
     found = winners(sweep(times))
-    incumbent = found[0].fastest
+    first = incumbent = found[0].fastest if found[0].beyond_noise else OWN_CHOICE
     assert found[0].displaces is None
     for each in found[1:]:
         ways = times[each.size_bytes] | {OWN_CHOICE: each.own_time_us}
@@ -75,9 +75,17 @@ def test_what_displaces_another_is_the_fastest_and_beats_it_beyond_noise(
             assert each.displaces == incumbent
             assert behind > each.noise_percent
             incumbent = each.fastest
-    assert [name for _, name in crossings(found)] == [found[0].fastest] + [
+    assert [name for _, name in crossings(found)] == [first] + [
         each.fastest for each in found[1:] if each.displaces is not None
     ]
+
+
+@given(SWEEPS)
+def test_without_known_noise_there_is_no_cross_over(times: dict[int, dict[str | None, float]]) -> None:
+    few = dict(list(times.items())[:2])
+    found = winners([row for row in sweep(few) if row.setting != AGAIN])
+    assert [(each.noise_percent, each.displaces) for each in found] == [(None, None)] * 2
+    assert [name for _, name in crossings(found)] == [OWN_CHOICE]
 
 
 def noisy(advantage: float, seed: int, deviation: float = 0.01) -> list[WinnerRow]:
