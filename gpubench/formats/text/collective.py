@@ -13,7 +13,7 @@ from gpubench.formats.layout import INDENT, VERDICT_MARKS, Column, figure, or_da
 from gpubench.formats.table import Page, heading, software_lines
 from gpubench.formats.text.scaling import SCALING, print_scaling
 from gpubench.model.facts.process import TrialOutcome
-from gpubench.model.paths.wiring import NVLS_ASSUMED
+from gpubench.model.paths.wiring import NVLS_LIMIT
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow, crossings, describe_speed
 from gpubench.model.results.report import BACKENDS, CollectiveRow, Metadata, Report, Row
 from gpubench.model.results.scaling import ScalingRow
@@ -583,7 +583,7 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
         if peak.busbw_gb_s is not None:
             shares = _expected_share(peak)
             if peak.limit_gb_s is not None:
-                nvls = " with NVLS" if NVLS_ASSUMED in (peak.note or "") else ""
+                nvls = " with NVLS" if NVLS_LIMIT in (peak.note or "") else ""
                 shares += f", {peak.limit_percent:.0f}% of the limit of {peak.limit_gb_s:g}{nvls}"
             yield f"peak busbw        {_bandwidth(peak)} at {where(peak)}{shares}"
             yield f"at the largest    {_bandwidth(largest)} busbw at {where(largest)}"

@@ -463,7 +463,8 @@ def internode_limit(algorithm: str | None, collective: BusbwFactor, network: Nod
     return topology.Limit(limits[name], f"{network.node_gb_s:g} GB/s of NICs per node{assumed}")
 
 
-NVLS_ASSUMED = "algorithm unknown, limit of NVLS"
+NVLS_LIMIT = "limit of NVLS"  # Results of earlier versions also contain these words
+NVLS_ASSUMED = f"algorithm unknown, {NVLS_LIMIT}"
 
 
 def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> topology.Limit:
