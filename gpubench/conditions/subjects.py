@@ -15,6 +15,7 @@ from gpubench.model.terms.units import plural
 NOT_THERE = (
     *("Not Supported", "Function Not Found", "this nvidia-ml-py", "under MIG", "the port is down"),
     *("not in the profile", HIDDEN),
+    "the profile does not say",  # In recordings of earlier versions
 )
 """Phrases in the reasons for missing facts.
 

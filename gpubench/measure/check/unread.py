@@ -63,7 +63,7 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
         Cure.of("ls -l /dev/nvidia[0-9]*", comment="`nvidia-smi -L` lists GPUs and MIG instances."),
     ),
     RefusedFact(
-        ("CUDA was not read",),
+        ("CUDA was not read", "CUDA was not asked"),  # The second is in recordings of earlier versions
         "the facts were read without CUDA",
         Cure.of("gpubench check", comment="Run it on the machine itself."),
     ),

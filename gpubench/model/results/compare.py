@@ -168,7 +168,7 @@ class MachineRow(report.Record, frozen=True, kw_only=True):
     new_peak_bytes: int  #: size with the highest bandwidth on the new machine, in bytes
     base_half_bytes: int  #: smallest measured size that reaches half of base_peak_gb_s, in bytes
     new_half_bytes: int  #: smallest measured size that reaches half of new_peak_gb_s, in bytes
-    #: smallest common size, to which the latencies refer (null if they are not compared (see reason))
+    #: smallest common size, to which the latencies refer (null if they are not compared, see reason)
     latency_bytes: int | None
     base_latency_us: float | None  #: time of one operation on the old machine in microseconds
     new_latency_us: float | None  #: time of one operation on the new machine in microseconds

@@ -32,7 +32,7 @@ class Way(StrEnum):
     UNBALANCED = "unbalanced"
     WAITING = "one GPU idle while its peers wait"
     UNKNOWN = "unknown"
-    NOT_TOLD = "not shown"
+    NOT_TOLD = "not told"
     DIRECT = "direct"
     HOST_COPIES = "host copies"
     LOADING = "loading data"

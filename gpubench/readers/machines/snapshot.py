@@ -85,7 +85,7 @@ def _check_gpus(snapshot: Snapshot) -> None:
         for link in links:
             if link.raw_gb_s is not None and not 0 < link.raw_gb_s <= _MOST_LINK_GB_S:
                 seen = f"{where}.nvlinks: link {link.number} has {link.raw_gb_s:g} GB/s"
-                raise UsageError(seen, expected=f"above 0 and at most {_MOST_LINK_GB_S:g} at most")
+                raise UsageError(seen, expected=f"above 0 and at most {_MOST_LINK_GB_S:g}")
         for name, value, most in (
             ("pcie.width", gpu.pcie.width, gpu.pcie.max_width),
             ("pcie.generation", gpu.pcie.generation, gpu.pcie.max_generation),

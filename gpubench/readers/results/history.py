@@ -335,6 +335,6 @@ def find_baseline(name: str, environment: Mapping[str, str]) -> Path:
             f"--against {name}: there is no such baseline",
             expected=f"one of {', '.join(known[:_MOST_SHOWN])}{more}" if known else "a saved baseline (there is none)",
             reason=f"they are kept in {path.parent}",
-            next_step=f"gpubench allreduce --save-baseline {name}on a healthy machine",
+            next_step=f"gpubench allreduce --save-baseline {name} on a healthy machine",
         )
     return path

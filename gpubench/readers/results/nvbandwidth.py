@@ -206,9 +206,7 @@ class _MatrixParser(Struct):
         self._end_matrix()
         summed, self._sum_gb_s = self._sum_gb_s, None
         if summed is not None and abs(said - summed) > _MOST_ROUNDING * max(said, summed, 1.0):
-            self.unread.append(
-                f"line {number}: SUM is {said:g}, but the sum of the values above is {summed:g} together"
-            )
+            self.unread.append(f"line {number}: SUM is {said:g}, but the sum of the values above is {summed:g}")
 
     def device(self, index: int, found: re.Match[str]) -> None:
         bus = found["bus"] or ""

@@ -380,7 +380,7 @@ def result_file(
     by_run = [run.rows(name, user_facts) for run in measured]
     unfinished = sum(not run.complete for run in measured)
     unended = f"{unfinished} of {len(measured)} runs" if measured[1:] else "the run"
-    more = [f"{unended} did not end, because its last lines are missing"] if unfinished else []
+    more = [f"{unended} did not end (its last lines are missing)"] if unfinished else []
     empty = sum(not run.lines and bool(run.settings) for run in runs) - sum(max(0, run.ends - 1) for run in measured)
     more += [f"{plural(empty, 'run')} without a row"] if empty > 0 else []
     zero = sum(len(run.lines) - len(run.measured) for run in runs)
