@@ -471,7 +471,7 @@ MEASURED = Family.of(
         title="Wrong data: wrong elements after a copy or a collective",
         check="data_correct",
         expected="every element correct",
-        likely="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
+        likely="data corrupted by a GPU, a link, ACS or an IOMMU, or a bug in the library",
         command="gpubench p2p",
         comment="Then run with NCCL_P2P_DISABLE=1. If the data are then correct, peer copies are at fault.",
         link=_EVIDENCE,

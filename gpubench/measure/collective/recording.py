@@ -485,8 +485,8 @@ def read_recorded(
 
 def _check_end(line: RecordingLine, rows: int, where: str, *, is_last: bool) -> None:
     if line.rows != rows:
-        counted = "no row, and does not count them" if line.rows is None else f"the end of {line.rows} rows"
-        raise UsageError(f"{where}: {counted}", expected=f"the {rows} that come before it")
+        counted = "a line that is neither a row nor the end" if line.rows is None else f"the end of {line.rows} rows"
+        raise UsageError(f"{where}: {counted}", expected=f"the end of the {rows} rows before it")
     if not is_last:
         raise UsageError(f"{where}: more lines after the last one", expected="the recording of one run")
 
@@ -591,12 +591,12 @@ class _RowsOfCases:
 
 
 def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collective) -> Report:
-    last = f"the last of them {rows[-1].case.label}" if rows else "for it ended before the first"
+    last = f"up to {rows[-1].case.label}" if rows else "because the run ended before the first one"
     finding = Finding(
         id=CUT_SHORT,
         severity=Verdict.ERROR,
         subject="the recording",
-        seen=f"{plural(len(rows), 'row')}, {last}, without a final line",
+        seen=f"{plural(len(rows), 'row')} without a final line, {last}",
         expected="a finished run",
         cause="the run ended early (a rank failed or hung, or Ctrl-C), or the copy of the recording is incomplete",
         cure=Cure(comment=f"Record it again with `gpubench {collective.name} --record`."),

@@ -390,7 +390,7 @@ class RowCollector:
 
 
 ALL_CORRECT = "every element correct"
-CORRUPTED = "data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library"
+CORRUPTED = "data corrupted by a GPU, a link, ACS or an IOMMU, or a bug in the library"
 
 
 def wrong_data_cure(command: str) -> Cure:

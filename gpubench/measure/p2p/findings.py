@@ -305,7 +305,7 @@ class _ManagedJudge:
                 list(found),
                 seen=f"faster than the link between them: {next(iter(found.values()))}",
                 expected="pages that stay at their preferred location, as fast as plain memory there",
-                cause="the driver migrates frequently used pages (access counters) in spite of the advice",
+                cause="the driver migrates frequently used pages (access counters) despite the advice",
                 cure=Cure.of(
                     "modinfo nvidia-uvm | grep access_counter", comment="Use plain memory where pages must stay."
                 ),

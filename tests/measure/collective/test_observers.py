@@ -220,7 +220,7 @@ def test_a_healthy_job_is_direct_by_all_evidence(monkeypatch: pytest.MonkeyPatch
         assert (row.path_class, row.limit_gb_s, row.conclusion, row.confidence) == ("NV18", 450, "direct", "proven")
     (verdict,) = result.fallback
     assert set(verdict.pairs) == RING
-    assert "no algorithms" not in verdict.how
+    assert "algorithms unknown" not in verdict.how
     assert (result.report.verdict, result.report.complete) == (Verdict.PASS, True)
     assert result.report.findings == ()
 

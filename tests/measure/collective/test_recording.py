@@ -351,7 +351,9 @@ def test_the_time_that_ranks_waited_for_a_cpu_is_recorded() -> None:
     assert kept.restore(replace(circumstances, waited={})).circumstances.waited == {1: 0.75}
 
 
-@pytest.mark.parametrize(("kept", "said"), [(0, "0 rows, for it ended"), (1, "1 row, "), (3, "3 rows, ")])
+@pytest.mark.parametrize(
+    ("kept", "said"), [(0, "0 rows without a final line"), (1, "1 row without"), (3, "3 rows without")]
+)
 def test_a_run_that_was_cut_short_shows_its_rows_and_an_error(kept: int, said: str) -> None:
     report, rows = healthy().replayed(healthy().lines[: 1 + kept])
     assert len(rows) == kept
@@ -400,7 +402,7 @@ ROW = ("row", "sample")
         (1, ("row", "case", "layout", "count"), 7, "line 2: a row that was not requested"),
         (1, ("row", "group"), "else", "a row of the group 'else'"),
         (-1, ("rows",), 9, "the end of 9 rows"),
-        (-1, ("rows",), None, "no row, and does not count them"),
+        (-1, ("rows",), None, "a line that is neither a row nor the end"),
     ],
 )  # fmt: skip
 def test_inconsistent_recordings_are_refused(line: int, path: tuple[str | int, ...], to: object, said: str) -> None:

@@ -185,7 +185,7 @@ def test_eight_ranks_and_eight_situations_are_all_named() -> None:
     assert said.count("missing:") == 8
     assert "and ranks" not in said
     assert "  arrived:  rank 8 on n4" in said
-    assert "groups more" not in str(hang_error([state(rank, label=f"row {rank}") for rank in range(8)], {}, 60))
+    assert "more groups" not in str(hang_error([state(rank, label=f"row {rank}") for rank in range(8)], {}, 60))
     assert "and 22 more groups" in str(hang_error([state(rank, label=f"row {rank}") for rank in range(30)], {}, 60))
 
 
