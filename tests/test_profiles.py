@@ -217,8 +217,8 @@ def test_a_latency_of_another_unit_is_refused(value: str) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\xff", r"x\.toml is no TOML"),
-        (b"a = ", r"x\.toml is no TOML"),
+        (b"\xff", r"x\.toml is not TOML"),
+        (b"a = ", r"x\.toml is not TOML"),
         (b"sha256 = 'a'", "unknown field 'sha256'"),
         (b"schema = 1", r"x\.toml has no field 'name'"),
     ],
