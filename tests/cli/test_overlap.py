@@ -73,7 +73,7 @@ def test_every_format_has_it(tmp_path: Path, ending: str) -> None:
     if ending == "prom":
         assert 'gpubench_overlap_step_seconds{command="overlap",origin="simulated",collective="allreduce"' in text
     if ending == "xml":
-        assert "64M, allreduce, beside gemm, 8 CTAs" in text
+        assert "64M, allreduce, with gemm, 8 CTAs" in text
     if ending == "html":
         assert "by size and limit on CTAs" in text
         assert text.count("<figure>") >= 2
