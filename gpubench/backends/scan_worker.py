@@ -26,6 +26,7 @@ from gpubench.machine.children import die_with_parent
 from gpubench.machine.nvml import Driver
 from gpubench.model.results.scan import BOTH_WAYS, EXCHANGED_BYTES, LocalQuantity
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, ReduceOp
+from gpubench.model.terms.units import plural
 from gpubench.ranks.scan.messages import REFUSED, WorkerTask, greet, receive_exactly, welcome
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def all_reduce(ring: Ring) -> float:
     taken, _, reduced = seconds(repeats)
     wrong = int(numpy.count_nonzero(reduced != ring.size * own + ring.size * (ring.size - 1) // 2))
     if wrong:
-        raise WrongDataError(f"{wrong} wrong elements")
+        raise WrongDataError(plural(wrong, "wrong element"))
     return 2 * (ring.size - 1) * _CHUNK_BYTES * repeats / taken / _BYTES_PER_GB
 
 
@@ -277,7 +278,7 @@ class NcclRail:
             gb_s = self._timed(device, communicator, ring, put, deadline)
             wrong = receive.count_wrong(data, [(block, operation.source)])
             if wrong:
-                raise WrongDataError(f"{wrong} wrong elements")
+                raise WrongDataError(plural(wrong, "wrong element"))
             ring.meet()
             communicator.close(deadline)
         except BaseException:

@@ -15,6 +15,7 @@ from gpubench.formats.text import collective, kv, overlap, p2p
 from gpubench.model.facts.environment import performance_variables
 from gpubench.model.results import result_file
 from gpubench.model.results.compare import HOST, Chart, ComparisonRow, charts, compared_charts
+from gpubench.model.results.ending import is_brief
 from gpubench.model.results.kv import KvRow
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, OnPage, PairRow, Record, Report, Table
@@ -82,8 +83,9 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
 
 
 def title(metadata: Metadata) -> str:
-    """Return the page title: the subject of the run, and its origin unless the results were measured."""
-    return f"gpubench {metadata.subject}" + ("" if metadata.origin == "measured" else f" ({metadata.origin.upper()})")
+    """Return the page title: the command as typed, and the origin unless the results were measured."""
+    name = "gpubench" if is_brief(metadata.options) else f"gpubench {metadata.subject}"
+    return name + ("" if metadata.origin == "measured" else f" ({metadata.origin.upper()})")
 
 
 def outcome(run: DocumentRun) -> str:

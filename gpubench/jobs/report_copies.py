@@ -193,8 +193,8 @@ def _wrong_elements(row: PairRow) -> int | None:
     """Parse the number of wrong elements from the note of a row. Return None if the data was not verified."""
     if row.verified in (None, Verified.NO):
         return None
-    found = re.match(r"(\d+) wrong elements", row.note or "")
-    return int(found[1]) if found else 0
+    found = re.match(r"([\d,]+) wrong element", row.note or "")
+    return int(found[1].replace(",", "")) if found else 0
 
 
 def _series(row: PairRow) -> Series:

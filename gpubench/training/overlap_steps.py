@@ -32,7 +32,7 @@ from gpubench.model.results.report import (
 )
 from gpubench.model.terms import overlap
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, group_by, percent
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, group_by, percent, plural
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Origin, Verdict
 from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
@@ -284,7 +284,7 @@ def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
             id=WRONG_DATA,
             severity=Verdict.FAIL,
             subject=f"{bad[0].collective} of {sizes} during {partners}",
-            seen=f"{sum(row.wrong or 0 for row in bad)} wrong elements",
+            seen=plural(sum(row.wrong or 0 for row in bad), "wrong element"),
             expected="no wrong elements under any load",
             cause="GPU memory, a link or a library that fails under load",
             cure=Cure.of(f"gpubench {bad[0].collective} --sizes {sizes.split(',')[0]}"),
@@ -454,7 +454,7 @@ class _OverlapBench(Struct, frozen=True):
 
 def _notes(times: overlap.OverlapTimes, cap: Cap, channels: int | None, computed_wrong: int) -> Iterator[str]:
     if computed_wrong:
-        yield f"{computed_wrong} of the wrong elements are from the partner"
+        yield f"{computed_wrong:,} of the wrong elements are from the partner"
     if cap.ctas is not None and channels is not None and channels > cap.ctas:
         yield f"NCCL used {channels} channels, not {cap.ctas}"
     if times.in_flight > _COVERED * times.partner_together:

@@ -248,14 +248,14 @@ def test_a_small_size_that_is_slow_and_passes_is_not_left_without_a_word(tmp_pat
     gpubench("--simulate", "hgx-h200-2", "-o", str(path))
     document = json.loads(path.read_text())
     small = min(document["rows"], key=lambda row: row["size_bytes"])
-    assert "hosts differ by that" not in gpubench("report", str(path)).stdout
+    assert "normal variation between hosts" not in gpubench("report", str(path)).stdout
     small |= {"time_us": small["expected_us"] / 0.6, "expected_percent": 60.0}
     path.write_text(json.dumps(document))
     told = " ".join(gpubench("report", str(path)).stdout.split())
-    assert "µs at 1K (6.27 µs expected; hosts differ by that)" in told
+    assert "µs at 1K (6.27 µs expected; normal variation between hosts)" in told
     small["verdict"] = "FAIL"
     path.write_text(json.dumps(document))
-    assert "hosts differ by that" not in gpubench("report", str(path)).stdout
+    assert "normal variation between hosts" not in gpubench("report", str(path)).stdout
 
 
 @pytest.mark.parametrize("option", ["--full", "--kv", "--hosts", "--slurm", "--ranks-per-gpu"])
@@ -264,3 +264,12 @@ def test_an_option_that_only_check_has_names_check(option: str) -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.splitlines()[-1] == f"  try:      gpubench check {option}"
     assert option in gpubench("check", "--help-all").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "title"), [((), "gpubench (SIMULATED)"), (("check",), "gpubench check (SIMULATED)")]
+)
+def test_a_page_has_the_command_as_its_title(command: tuple[str, ...], title: str, tmp_path: Path) -> None:
+    gpubench(*command, "--simulate", "hgx-h200-4", "-o", str(tmp_path / "page.html"), "-o", str(tmp_path / "page.md"))
+    assert f"<h1>{title}</h1>" in (tmp_path / "page.html").read_text()
+    assert (tmp_path / "page.md").read_text().startswith(f"# {title}: ")

@@ -1,6 +1,7 @@
 """A fault has one severity, subject, expected value, cause and cure, in every command that can see it."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -169,3 +170,13 @@ def test_the_last_line_on_wrong_data_names_a_rank_and_the_cure() -> None:
     last = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout.splitlines()[-1]
     assert last.startswith("FAIL (simulated): rank 0 on node0 (GPU 0, 0000:00:06.0) and 1 more: 2,147,483,648 wrong")
     assert last.endswith(" rows. Try: gpubench allreduce --sizes 8 --dtype float32")
+
+
+@pytest.mark.parametrize(
+    "command", [("p2p",), ("p2p", "--evidence"), ("p2p", "--veto"), ("allreduce", "--sizes", "1G")]
+)
+def test_counts_of_wrong_elements_have_separators(command: tuple[str, ...]) -> None:
+    arguments = [*command, "--simulate", PART, "--fault", "link0-1:corrupts=yes", "--no-progress"]
+    shown = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+    assert re.search(r"\d,\d{3} wrong element", shown), shown
+    assert not re.search(r"\d{4} wrong element|wrong elements +\d{4}", shown), shown

@@ -31,6 +31,7 @@ from gpubench.machine.host import printable
 from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.terms.operation import Block, DataPattern
 from gpubench.model.terms.ranks import UNWATCHED, Progress
+from gpubench.model.terms.units import plural
 from gpubench.ports.backend import Array, BatchedLaunch, CollectiveCalls, Launch, Memory
 from gpubench.ports.group import Group
 from gpubench.ranks.launch import find_launcher, start, stop
@@ -330,7 +331,7 @@ def _objects(text: str) -> Iterator[Mapping[str, object]]:
 def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
     """Yield the outcome for each size. The first size without a result gets the job's exit status as its outcome."""
     counted = (line for line in end.lines if "size_bytes" in line)
-    wrong = {line["size_bytes"]: line["wrong"] for line in counted if isinstance(line.get("wrong"), int)}
+    wrong = {line["size_bytes"]: count for line in counted if isinstance(count := line.get("wrong"), int)}
     badly = ""
     if wrong.keys() >= set(SIZES_BYTES):
         if end.late:
@@ -341,7 +342,7 @@ def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
     for size_bytes in SIZES_BYTES:
         if size_bytes in wrong:
             outcome = TrialOutcome.WRONG if wrong[size_bytes] else TrialOutcome.RIGHT
-            said = f"{wrong[size_bytes]} wrong elements" if wrong[size_bytes] else badly
+            said = plural(wrong[size_bytes], "wrong element") if wrong[size_bytes] else badly
         elif is_announced:
             outcome, said = TrialOutcome.UNKNOWN, ""
         else:

@@ -592,7 +592,7 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
     yield _expected_line(every, why_not_judged)
     yield from _slow_lines(every)
     checked = [row.wrong for row in every if row.wrong is not None]
-    yield f"wrong elements    {sum(checked) if checked else 'not checked'}"
+    yield f"wrong elements    {f'{sum(checked):,}' if checked else 'not checked'}"
 
 
 def _bandwidth(row: CollectiveRow) -> str:

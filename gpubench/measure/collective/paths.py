@@ -48,6 +48,7 @@ from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import AGAIN, format_choice
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Cure, Origin
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkCounters
@@ -453,7 +454,7 @@ class _Paths:
             return Evidence(seen="data were not verified")
         wrong = self._rows.wrong.get(pair[1], 0)
         if wrong:
-            return Evidence(State.CONTRADICTING, f"{wrong} wrong elements at rank {pair[1]}")
+            return Evidence(State.CONTRADICTING, f"{plural(wrong, 'wrong element')} at rank {pair[1]}")
         if pair not in self._chosen:
             return Evidence(seen="it is unknown over which pairs the data came")
         return Evidence(State.PRESENT, "every element that arrived is right")

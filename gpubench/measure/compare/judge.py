@@ -30,7 +30,7 @@ from gpubench.model.results import compare
 from gpubench.model.results.report import RowsByColumn
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
-from gpubench.model.terms.units import format_bandwidth, format_size
+from gpubench.model.terms.units import format_bandwidth, format_size, plural
 from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, worst_verdict
 
 WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
@@ -194,7 +194,7 @@ def _outlasts_hiccups(base: Runs, slower: float, *, is_last: bool) -> bool:
 def _wrong_data(new: Runs) -> Iterator[Reason]:
     wrong = sum(run.wrong or 0 for run in new)
     if wrong:
-        yield Reason(WRONG, Verdict.FAIL, f"{wrong} wrong elements")
+        yield Reason(WRONG, Verdict.FAIL, plural(wrong, "wrong element"))
 
 
 def _above_limit(new: Runs) -> Iterator[Reason]:

@@ -16,7 +16,7 @@ from gpubench.model.results.report import PairRow, PatternRow
 from gpubench.model.results.speed import copies_times_limit, refuse_above_limit
 from gpubench.model.terms.operation import Direction, Engine, HostMemory, pattern_pairs
 from gpubench.model.terms.statistics import Spread
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent, plural
 from gpubench.model.terms.verdict import Verdict
 
 Judged = tuple[Verdict | None, str]
@@ -46,7 +46,7 @@ def verdict_without_bandwidth(cell: Cell, users: str, *, is_judged: bool) -> Jud
     if cell.error:
         return Verdict.ERROR, cell.error
     if cell.wrong:
-        return Verdict.FAIL, f"{cell.wrong} {WRONG}"
+        return Verdict.FAIL, plural(cell.wrong, WRONG)
     if not is_judged:
         return None, ""
     return (Verdict.SKIP, f"not judged: {users}") if users else None

@@ -44,7 +44,7 @@ from gpubench.model.results import report
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.operation import Direction, Engine, ManagedWay
-from gpubench.model.terms.units import format_bandwidth, format_size, group_by
+from gpubench.model.terms.units import format_bandwidth, format_size, group_by, plural
 from gpubench.model.terms.verdict import Verdict, worst_verdict
 from gpubench.ports.group import Listener
 
@@ -208,7 +208,7 @@ class _PairObservations:
         checked = [(series, cell.wrong) for series, cell in self._cells(pair, peer=None) if cell.wrong is not None]
         wrong = next(((series, count) for series, count in checked if count), None)
         if wrong is not None:
-            return Evidence(State.CONTRADICTING, f"{wrong[1]} wrong elements arrived, {wrong[0].name}")
+            return Evidence(State.CONTRADICTING, f"{plural(wrong[1], 'wrong element')} arrived, {wrong[0].name}")
         if not checked:
             return Evidence(seen="data were not verified")
         return Evidence(State.PRESENT, "the destination verified the data")

@@ -34,7 +34,7 @@ from gpubench.model.terms.verdict import DOUBTED_FACTOR, Verdict, describe_doubt
 
 NOISY_PERCENT = 10.0  # A slow copy whose confidence interval is wider than this is INCONCLUSIVE
 OTHER_GPUS = "other GPUs, in this run"
-WRONG = "wrong elements"  # Note on a copy that delivered wrong data, so its verdict does not refer to bandwidth
+WRONG = "wrong element"  # Note on a copy that delivered wrong data, so its verdict does not refer to bandwidth
 
 # Each pair of shares below has a threshold for WARN and one for FAIL, relative to the expected bandwidth.
 _LATE_US = 0.2  # Part of a small copy's measured time that the timer may add

@@ -594,7 +594,7 @@ def _describe_row(record: Mapping[str, Any]) -> str:
     if isinstance(record.get("findings"), (list, tuple)):
         words.append(", ".join(map(str, record["findings"])))
     if record.get("wrong"):
-        words.append(f"{record['wrong']} wrong elements")
+        words.append(plural(record["wrong"], "wrong element"))
     remarks = (str(record[name]) for name in ("how", "seen", "cause_seen", "note", "meaning") if record.get(name))
     return "; ".join(filter(None, (*words, *remarks)))
 

@@ -222,7 +222,7 @@ def test_wrong_data_fail_on_a_node_and_between_nodes(pair: Pair) -> None:
     assert outcome.report.verdict is Verdict.FAIL
     assert outcome.findings["wrong-data"] == f"rank {pair[0]} → rank {pair[1]}"
     assert outcome.row(pair, series).verdict == "FAIL"
-    assert "1 wrong elements" in str(outcome.row(pair, series).note)
+    assert "1 wrong element" in str(outcome.row(pair, series).note)
 
 
 def test_a_copy_that_moves_nothing_is_wrong() -> None:

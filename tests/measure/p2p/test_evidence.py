@@ -172,7 +172,7 @@ def test_data_that_nobody_checked_prove_nothing() -> None:
 def test_wrong_data_outrank_everything() -> None:
     report = measured(FakeCopies(4, Broken(wrong={(0, 1)})))
     assert evidence(report).conclusion == "wrong data"
-    assert "1 wrong elements arrived" in evidence(report).correctness_seen
+    assert "1 wrong element arrived" in evidence(report).correctness_seen
     assert fallback(report)[0].pairs == ("GPU0 → GPU1",)
     assert "host-staged" not in {finding.id for finding in report.findings}
 

@@ -190,7 +190,7 @@ def test_data_that_arrive_damaged_are_no_figure(ends: tuple[Wire, End, End, End]
     wire.damages = True
     found = all_of(one, other)
     assert [type(each) for each in found] == [WrongDataError, WrongDataError]
-    assert str(found[0]) == f"{EXCHANGED_BYTES // 8} wrong elements"
+    assert str(found[0]) == f"{EXCHANGED_BYTES // 8:,} wrong elements"
     assert [each.ended for end in (one, other) for each in end.made] == ["aborted"] * 2
 
 
