@@ -293,7 +293,7 @@ def _collective_speed(row: CollectiveRow) -> str:
     if row.expected_us is not None:
         # A small message may take longer than expected and still pass, because launch times differ between hosts.
         passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _REMARKED_BELOW_PERCENT
-        expected = f" ({format_time(row.expected_us)} expected{'; normal variation between hosts' if passes else ''})"
+        expected = f" ({format_time(row.expected_us)} expected{'; hosts can differ this much' if passes else ''})"
     return f"{format_time(row.time_us)} at {size}{expected}"
 
 
