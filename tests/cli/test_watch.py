@@ -387,7 +387,7 @@ case "$*" in *gpubench*) ;; *) exec sleep 3600;; esac
 while [ "$1" != --strict ]; do shift; done
 exec {gpubench} watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
 """
-    said = {"refused": "", "staged": "staged, by sockets", "loading": "no path between GPUs was observed"}
+    said = {"refused": "", "staged": "staged, by sockets", "loading": "no path between GPUs was seen"}
     (tmp_path / "srun").write_text(stand_in.replace("{gpubench}", shlex.join(PROGRAM)))
     (tmp_path / "srun").chmod(0o755)
     for traffic, told in said.items():
