@@ -22,7 +22,7 @@ JOB = GpuProcess(pid=77, name="python3", memory_bytes=30 * 2**30)
             ["is throttled: hw slowdown, hw power brake"],
         ),
         (GpuCondition(memory_errors=3), ["had 3 uncorrectable memory errors since the driver was loaded"]),
-        (GpuCondition(others=(JOB,)), ["is also used by process 77 (python3), which uses 30.0 GiB,"]),
+        (GpuCondition(others=(JOB,)), ["is also used by process 77 (python3) (30.0 GiB)"]),
         (GpuCondition(others=(GpuProcess(pid=1), GpuProcess(pid=2))), ["is also used by process 1 and process 2"]),
     ],
 )

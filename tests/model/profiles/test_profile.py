@@ -83,7 +83,7 @@ PAIRED = {"version": "4.0", "raw_gb_s": 26.5625, "links": 6, "to": "gpu"}
         ("gpu.places", ["s0"], r"gpu\.places has 1 entries"),
         ("gpu.places", ["s0"] * 7 + ["s9"], r"gpu\.places\[7\] is 's9'"),
         ("nic.3.place", "s9", r"nic\[3\]\.place is 's9'"),
-        ("nic.3.name", "mlx5_0", "nic 'mlx5_0' is there twice"),
+        ("nic.3.name", "mlx5_0", "nic 'mlx5_0' is duplicated"),
         ("sources.nobody", "x", r"sources\.nobody is not used by any expected value"),
         ("expected.0.source", "them", r"expected\[0\].*source 'them' is not in"),
         ("expected.0.quantity", "speed", r"expected\[0\] \(speed\) is not a quantity"),
