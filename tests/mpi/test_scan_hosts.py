@@ -153,7 +153,7 @@ def profile_of_links(folder: Path, rate_gbit_s: float) -> str:
 def check_judged(text: str, rate_gbit_s: float, verdict: str) -> None:
     rows = [row for row in map(json.loads, text.splitlines()) if "busbw_gb_s" in row]
     found = {(row["expected_source"], row["verdict"]) for row in rows}
-    assert found == {(f"2 nodes by their links: {rate_gbit_s / 8:g} GB/s a node", verdict)}
+    assert found == {(f"2 nodes by their links: {rate_gbit_s / 8:g} GB/s per node", verdict)}
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ HEALTHY = ("--results", str(RECORDED / "healthy"))
         (("m.toml", "--parameters", "7B"), "MODEL and --parameters"),
         (("nowhere.toml", *H200), "nowhere.toml does not exist"),
         (("--parameters", "7", *H200), "--parameters 7: no unit"),
-        (("--parameters", "1B", *H200, "--layout", "tp3"), "takes a multiple of 3 GPUs, and there are 4"),
+        (("--parameters", "1B", *H200, "--layout", "tp3"), "needs a multiple of 3 GPUs, but there are 4"),
         (("--parameters", "1B", *H200, "--layout", "tp2 tp2"), "is not part of a layout, or is repeated"),
         (("--parameters", "1B", *H200, "--layout", "pp4 v8"), "16 layers are fewer than 32 stages"),
         (("--parameters", "1B", *H200, "--recompute", "all"), "'all'"),
