@@ -268,8 +268,8 @@ class Presenter:
         report = Report(verdict=Verdict.FAIL if self._wrong else Verdict.ERROR, complete=False)
         self.report = self._add_sentence(report)
         for name, writer in self._writers.items():
-            if name == "stdout" and self._is_table and sys.stdout.isatty():
-                continue  # The error on stderr is already the last line on this terminal
+            if name == "stdout" and self._is_table and os.path.sameopenfile(1, 2):
+                continue  # The error on stderr is the last line of the terminal or file that has both
             with suppress(OSError):
                 writer.end(self.report)
 

@@ -142,3 +142,21 @@ def test_standard_input_that_does_not_wait_is_waited_for() -> None:
 def test_a_version_of_thousands_of_digits_is_refused(version: str) -> None:
     ended = started("check", "--quick", "--simulate", "hgx-h200-2*2", "--fault", f"node1:driver={version}")
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
+
+
+_INTERRUPTED_AFTER_ROWS = """
+from gpubench.formats.presenter import Presenter
+def interrupted(presenter, report):
+    raise KeyboardInterrupt
+Presenter.end = interrupted
+"""
+
+
+def test_output_and_errors_in_one_file_end_with_one_last_line() -> None:
+    """In a terminal, or with `2>&1`, the report's own last line would stand above the one with the command."""
+    command = [sys.executable, "-c", _INTERRUPTED_AFTER_ROWS + _MAIN, *ALLREDUCE]
+    apart = subprocess.run(command, text=True, capture_output=True, timeout=120, check=False)
+    assert apart.stdout.splitlines()[-1].startswith("ERROR (simulated): the run was cut short")
+    both = subprocess.run(command, text=True, stdout=-1, stderr=subprocess.STDOUT, timeout=120, check=False)
+    assert "cut short" not in both.stdout
+    assert both.stdout.splitlines()[-1].startswith("gpubench: interrupted after ")
