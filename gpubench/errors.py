@@ -16,7 +16,7 @@ INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 DISTRIBUTION = "gpubench-cluster"  # the name on PyPI, where "gpubench" is another project
 UPGRADE = f"pip install --upgrade {DISTRIBUTION}"
 
-_TEXTS = ("seen", "expected", "reason", "next_step", "where")
+_TEXTS = ("seen", "expected", "reason", "next_step", "comment", "where")
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _ELSEWHERE = "--output FILE and --record DIR write elsewhere"
 _TRY_MPI = "`mpirun -n 2 hostname` shows whether MPI works here at all"
@@ -30,7 +30,8 @@ class GpubenchError(Exception):
     - seen: what went wrong
     - expected: the state that gpubench needs
     - reason: the likely cause
-    - next_step: a command or change to try. A comment on a command is on the next line
+    - next_step: a command or change to try
+    - comment: about the command, on the line below it
     - where: the rank, host or GPU on which it happened
     """
 
@@ -40,10 +41,18 @@ class GpubenchError(Exception):
     """True if the node itself is at fault, so a gate drains it."""
 
     def __init__(
-        self, seen: str, *, expected: str = "", reason: str = "", next_step: str = "", where: str = ""
+        self,
+        seen: str,
+        *,
+        expected: str = "",
+        reason: str = "",
+        next_step: str = "",
+        comment: str = "",
+        where: str = "",
     ) -> None:
         super().__init__(seen)
-        self.seen, self.expected, self.reason, self.next_step, self.where = seen, expected, reason, next_step, where
+        self.seen, self.expected, self.reason, self.where = seen, expected, reason, where
+        self.next_step, self.comment = next_step, comment
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -52,10 +61,13 @@ class GpubenchError(Exception):
         """Return the error as text, usually with one line per field. Text from other programs may contain line
         breaks.
         """
-        command, *comments = self.next_step.split("\n")
-        labelled = (("expected", self.expected), ("likely", self.reason), ("try", command))
-        below = [f"  {label + ':':<10}{text}" for label, text in labelled if text]
-        below += [f"{'':12}{comment}" for comment in comments]
+        labelled = (
+            ("expected:", self.expected),
+            ("likely:", self.reason),
+            ("try:", self.next_step),
+            ("", self.comment),
+        )
+        below = [f"  {label:<10}{text}" for label, text in labelled if text]
         return [f"{self.where}: {self.seen}" if self.where else self.seen, *self.details, *below]
 
     def to_record(self) -> dict[str, Any]:
@@ -379,7 +391,8 @@ def no_gpu(reason: str, for_what: str = "--backend nccl", instead: str = "") -> 
     return CouldNotMeasureError(
         f"no usable GPU: {reason}",
         expected=f"at least one NVIDIA GPU for {for_what}",
-        next_step=f"nvidia-smi\nIt shows what the driver sees. {instead}",
+        next_step="nvidia-smi",
+        comment=f"It shows what the driver sees. {instead}",
     )
 
 

@@ -118,8 +118,8 @@ def ask(
             f"no process listens on {ras_address(environment)}, the port of NCCL's RAS",
             expected="a running job with NCCL 2.24 or newer, on this host and in this network namespace",
             reason=f"no job runs here, NCCL_RAS_ENABLE=0, or the job has another {ADDRESS}",
-            next_step=f"{ADDRESS}=HOST:PORT gpubench {NAME} --hang\n"
-            "If the job runs in a container, run the command in that container.",
+            next_step=f"{ADDRESS}=HOST:PORT gpubench {NAME} --hang",
+            comment="If the job runs in a container, run the command in that container.",
         )
     if not data:
         return None

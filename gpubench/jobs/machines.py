@@ -22,7 +22,8 @@ def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None
     for node in nodes:
         if node.driver.absent:
             error = no_gpu(f"{node.host}: {node.driver.absent}", for_what=for_what)
-            error.next_step = LOAD_DRIVER if node.gpus else error.next_step
+            if node.gpus:
+                error.next_step, error.comment = LOAD_DRIVER, ""
             raise error
         silent = next((failure for failure in node.failures if failure.stage in _NEEDED), None)
         if silent is not None:

@@ -290,7 +290,8 @@ def _what_is_missing(
         else "the lines above the rows, with GPUs and hosts, were cut off or have no GPU model"
         if gpus
         else "the text lacks the command, and the lines of nccl-tests that name the collective",
-        next_step=f"{shlex.join(words)}\nReplace these values if something else ran.",
+        next_step=shlex.join(words),
+        comment="Replace these values if something else ran.",
     )
 
 
@@ -436,7 +437,8 @@ def _check_machine(plan: ReportPlan, count: int, nodes: int, models: Sequence[st
         expected="the machine of the table",
         reason="the file is from another run" if per_node else "the machine has more nodes than the run had ranks",
         next_step=f"gpubench report {shlex.quote(plan.name)}"
-        + ("" if per_node else f" --machine '{profile.name}*{needed}'\nReplace this machine if another one ran."),
+        + ("" if per_node else f" --machine '{profile.name}*{needed}'"),
+        comment="" if per_node else "Replace this machine if another one ran.",
     )
 
 

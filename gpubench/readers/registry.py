@@ -150,8 +150,7 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
 _LOOKED_AT_CHARACTERS = 2**18  # Characters in which to look for known formats. A table is near the start of a text
 WANTED = Wanted(
     kinds=", or ".join(reader.summary for reader in RESULT_READERS),
-    how_to_make_one="gpubench allreduce --output base.json\nFiles of nccl-tests work too: "
-    "all_reduce_perf -b 8 -e 4G -f 2 -g 8 > base.txt",
+    how_to_make_one="gpubench allreduce --output base.json",
     most_bytes=limits.MOST_RESULT_BYTES,
     example="results.txt",
 )

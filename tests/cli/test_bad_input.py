@@ -144,7 +144,6 @@ def test_a_folder_keeps_a_result_of_every_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("compare", "absent.json", "absent.json"),
         ("report", "table.txt"),
         ("watch", "--hang", "--for", "3s"),
     ],
