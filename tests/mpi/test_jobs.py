@@ -497,7 +497,7 @@ def test_a_killed_rank_is_told_and_its_rows_are_kept(tmp_path: Path) -> None:
     assert "rank 1 on " in result.stderr
     # A launcher that is quicker than the watchdog takes the signal along: "was killed or crashed".
     assert "was killed " in result.stderr
-    assert "the 4 rows measured before are kept" in result.stderr
+    assert "The 4 rows measured before are kept" in result.stderr
     document = json.loads(output.read_text())
     assert (document["complete"], document["verdict"], len(document["rows"])) == (False, "ERROR", 4)
 
