@@ -565,7 +565,7 @@ def _name_row(record: Mapping[str, Any]) -> str:
         lambda: _name_ends(record),
         lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
         lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
-        lambda: f"beside {record['partner']}, {describe_cap(record['ctas'])}" if record.get("partner") else "",
+        lambda: f"with {record['partner']}, {describe_cap(record['ctas'])}" if record.get("partner") else "",
         lambda: str(record["engine"]) if record.get("engine") else "",
         lambda: f"peer access {record['peer']}" if record.get("peer") else "",
         lambda: str(record["note"]) if HostMemory.parse_note(record.get("note")) else "",
