@@ -52,7 +52,7 @@ def test_nccls_own_default_counts_where_it_is_there(tree: Tree) -> None:
         (None, "topo.xml: No such file or directory"),
         ("", "the file, line 2: the XML is broken at column 1: no element found"),
         (XML[:200], "the file, line 3: the XML is broken at column 5: unclosed token"),
-        ("<graphs/>", "the file, line 1: <graphs> where <system> belongs"),
+        ("<graphs/>", "the file, line 1: <graphs> instead of <system>"),
         ("<system>" + "<a>" * 100, "the file, line 1: <a>: elements are nested more than 64 deep"),
         ("<system>" + " " * 4 * 2**20, "it has more than 4 MiB"),
     ],
