@@ -236,7 +236,7 @@ def different_nccl(versions: Sequence[str]) -> UsageError:
     """Return the error for ranks with different NCCL versions. Each text in `versions` has a version and its ranks."""
     return UsageError(
         f"ranks loaded different NCCL libraries: {'; '.join(versions)}",
-        expected='one version on every rank: NCCL refuses to connect others ("Mismatched NCCL version")',
+        expected='the same version on every rank, because NCCL refuses to mix versions ("Mismatched NCCL version")',
         reason="LD_PRELOAD, LD_LIBRARY_PATH or the Python environment differs between ranks",
         next_step="--nccl-library /path/libnccl.so.2 names one for all ranks",
     )
@@ -304,7 +304,7 @@ def exit_style_under_launcher(launcher: str) -> UsageError:
 
 def output_failed(path: str, detail: str, rows: int) -> CouldNotMeasureError:
     return CouldNotMeasureError(
-        f"{path} cannot be written any more: {detail}. The run has ended{rows_kept(rows)}",
+        f"{path} can no longer be written: {detail}. The run has ended{rows_kept(rows)}",
         reason="the disk or the quota is full" if detail in _FULL else "",
         next_step=f"df -h shows the free space, {_ELSEWHERE}" if detail in _FULL else _ELSEWHERE,
     )
@@ -415,7 +415,7 @@ def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:
 def unusable_cupy(detail: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(
         f"CuPy cannot be imported: {detail}",
-        reason="two CuPy builds in one environment, or one built for another NumPy",
+        reason="two CuPy builds in one environment, or one built for a different NumPy version",
         next_step=f"pip list | grep cupy, remove all, then install one: {_INSTALL_CUDA}",
     )
 
@@ -433,7 +433,7 @@ def cupy_of_wrong_cuda(built_for: str, driver_runs: str) -> CouldNotMeasureError
     built_major, runs_major = (int(each.split(".")[0]) for each in (built_for, driver_runs))
     advice = f"pip uninstall -y cupy-cuda{built_major}x && pip install '{DISTRIBUTION}[cuda{runs_major}]'"
     return CouldNotMeasureError(
-        f"CuPy is built for CUDA {built_for}, the driver runs CUDA {driver_runs}",
+        f"CuPy is built for CUDA {built_for}, but the driver supports CUDA {driver_runs}",
         expected="a CuPy for the driver's major version or older",
         next_step=advice if runs_major >= 12 else "update the NVIDIA driver to one that runs CUDA 12 or newer",
     )
@@ -441,7 +441,7 @@ def cupy_of_wrong_cuda(built_for: str, driver_runs: str) -> CouldNotMeasureError
 
 def missing_nccl(detail: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(
-        f"no NCCL library is found: {detail}",
+        f"no NCCL library was found: {detail}",
         expected="libnccl.so.2 from the nvidia-nccl wheel or on the loader's path",
         next_step=f"{_INSTALL_CUDA}, or name one: --nccl-library /path/libnccl.so.2",
     )
@@ -457,7 +457,7 @@ def missing_nccl_bindings(detail: str) -> CouldNotMeasureError:
 
 def nccl_library_not_used(asked: str, loaded: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(
-        f"--nccl-library {asked} was asked for, but the process loaded {loaded}",
+        f"--nccl-library names {asked}, but the process loaded {loaded}",
         reason="LD_PRELOAD or another package loaded a different NCCL first",
         next_step="unset LD_PRELOAD and try again",
     )

@@ -186,7 +186,7 @@ def _regular_bytes(path: Path) -> bytes:
             raise ValueError("it is a folder, pipe, socket or device, not a file")
         if about.st_size > MOST_BYTES:
             size, most = about.st_size >> 10, MOST_BYTES >> 10
-            raise ValueError(f"it has {size} KiB, and {most} KiB are the most that is read")
+            raise ValueError(f"it has {size} KiB, but gpubench reads at most {most} KiB")
         return os.read(file, MOST_BYTES)
     finally:
         os.close(file)

@@ -389,7 +389,7 @@ class CudaCopies:
         if size_bytes > available:
             raise CouldNotMeasureError(
                 f"{format_size(size_bytes)} of {kind.full_name} do not fit: {available / 2**30:.1f} GiB are available",
-                next_step="smaller --sizes, or a larger memory limit for this job",
+                next_step="use smaller --sizes, or raise the memory limit of this job",
             )
         if kind is HostMemory.PAGEABLE:
             return PageableMemory(size_bytes)
@@ -472,7 +472,7 @@ class Network:
     def __init__(self, group: Group, library: NcclLibrary) -> None:
         self.described = f"{library.version} from {library.path}"
         self.aborted = False
-        with cuda_errors("connecting the ranks by NCCL"):
+        with cuda_errors("connecting the ranks through NCCL"):
             self._communicator = GroupCommunicator(library, group)
         self.transfer, self.trouble = self._communicator.transfer, self._communicator.trouble
 
@@ -539,7 +539,9 @@ class CudaRankCopies:
         self._runtime.setDevice(self._device.index)
         queue, address = self._device.queue(0), cast("GpuMemory", own).address
         send = partial(self._network.transfer, address, size_bytes, peer, queue.stream.ptr, sends=sends)
-        with cuda_errors(f"{'sending to' if sends else 'receiving from'} rank {peer} by NCCL ({size_bytes} bytes)"):
+        with cuda_errors(
+            f"{'sending to' if sends else 'receiving from'} rank {peer} through NCCL ({size_bytes} bytes)"
+        ):
             seconds = self._seconds(queue, send, repeats, gated=False)
         if self._network.aborted:
             raise cuda.AbortedError

@@ -63,7 +63,7 @@ class TransferProcess:
         """Return the answer to the last command."""
         if not self._pipe.poll(timeout_s):
             raise CouldNotMeasureError(
-                f"no answer within {timeout_s:g} s during {do}",
+                f"a process did not answer within {timeout_s:g} s during {do}",
                 reason="the transfer does not complete, or the other process died",
             )
         try:

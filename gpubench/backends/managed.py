@@ -53,10 +53,10 @@ class CudaManaged:
         most = int(free[least] * MANAGED_MEMORY_SHARE)
         if size_bytes > most:
             raise CouldNotMeasureError(
-                f"{format_size(size_bytes)} of managed memory are more than {most / 2**30:.3g} GiB, "
+                f"{format_size(size_bytes)} of managed memory is more than {most / 2**30:.3g} GiB, "
                 f"{MANAGED_MEMORY_SHARE:.0%} of the free memory of {least}",
                 expected="an amount that never evicts a page, because eviction can hang a GPU",
-                next_step="smaller --sizes. nvidia-smi shows what uses the memory",
+                next_step="use smaller --sizes. nvidia-smi shows what uses the memory",
             )
         return self._copies.allocate_managed(size_bytes)
 

@@ -79,7 +79,7 @@ class GemmWork:
         except cublas.CUBLASError as error:
             raise CouldNotMeasureError(
                 f"cuBLAS cannot multiply {dtype} matrices of {side} × {side} on this GPU: {error}",
-                expected="a type of its Tensor Cores: bfloat16 since compute capability 8.0, float16 since 7.0",
+                expected="a type of its Tensor Cores: bfloat16 (compute capability 8.0 or newer) or float16 (7.0)",
                 next_step="--dtype float16, or --partner copy",
             ) from error
         self._alone = self._result.copy()

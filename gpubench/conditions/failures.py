@@ -205,7 +205,7 @@ NCCL_START = Family.of(
         "nccl-no-transport",
         "No transport found for a pair of ranks: every transport is refused or switched off",
         r"no transport found|has no transport for",
-        "variables or a topology file that leave no path between two ranks",
+        "NCCL variables or a topology file that rule out every path between two ranks",
         unset("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET_DISABLE_INTRA"),
         "`gpubench topo` shows peer access.",
         link=_ENV,
@@ -403,8 +403,8 @@ NCCL_TRANSFERS = Family.of(
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
         "a low limit of locked memory (ulimit -l) in the container, or (for GPU memory) a missing nvidia-peermem",
         "",
-        "Start the container with `docker run --ulimit memlock=-1`. In Kubernetes, add IPC_LOCK. For `Bad "
-        "address`, load nvidia-peermem. Before any job, verify the data with `gpubench allreduce` over two nodes.",
+        "Start the container with `docker run --ulimit memlock=-1`. In Kubernetes, add IPC_LOCK. For `Bad address`, "
+        "load nvidia-peermem. Before running any jobs, verify the data with `gpubench allreduce` over two nodes.",
         expected="memory that the NIC can register",
         link="https://github.com/NVIDIA/nccl-tests/issues/206",
     ),
@@ -481,7 +481,7 @@ NCCL_TRANSFERS = Family.of(
         "nic-failed-over",
         "A NIC failed, and NCCL continues more slowly with another one, perhaps until the job ends",
         r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",
-        "a cable, a port or its switch (NCCL stops the recovery after "
+        "a faulty cable, port or switch (NCCL gives up the recovery after "
         "NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX attempts)",
         "ibstat",
         "Look at the ports of this host and at dmesg. Once they are up, restart the job, because it may stay "
@@ -519,7 +519,7 @@ NCCL_TRANSFERS = Family.of(
         r"|operation Close from rank \d+, retcode 3",
         "a program that ended without destroy_process_group(), or the error before these lines",
         "",
-        "Call torch.distributed.destroy_process_group() at the program's end.",
+        "Call torch.distributed.destroy_process_group() at the end of the program.",
         expected="communicators destroyed before the program ends",
         link="https://github.com/NVIDIA/nccl/issues/1610",
         severity=Verdict.WARN,
@@ -544,7 +544,7 @@ NCCL_TRANSFERS = Family.of(
         r"watchdog caught|timed? ?out|raised from checkTimeout|::checkTimeout|failed collective",
         "a rank that ended, stopped, or called another operation (rarely the network)",
         "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-        "The dump shows the rank that is behind.",
+        "The dump shows which rank lags behind.",
         expected="collectives that finish",
         link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
         refine=_timed_out,
@@ -612,7 +612,7 @@ NCCL_TRANSFERS = Family.of(
         "nccl-tests-apart",
         "Several separate runs of nccl-tests at once: the processes did not connect",
         r"^\d+ runs of nccl-tests at once",
-        "nccl-tests compiled without MPI=1, or compiled for another MPI than this mpirun, or parallel runs on purpose",
+        "nccl-tests compiled without MPI=1, or with a different MPI than this mpirun, or parallel runs on purpose",
         ("make clean", "make MPI=1"),
         "Run them in the folder of nccl-tests. Set MPI_HOME to the MPI of this mpirun.",
         expected="one run with all ranks: one list of devices, one Avg bus bandwidth",

@@ -178,7 +178,7 @@ def _gb10(run: Circumstances) -> Found:
 
 
 _LOAD = f"{VERIFIED_COPIES} && modprobe nvidia-peermem"
-_TRY_RDMA = "Before any job, verify the data with `gpubench allreduce` over two nodes."
+_TRY_RDMA = "Before running any jobs, verify the data with `gpubench allreduce` over two nodes."
 _OR_DMABUF = f"Or use the driver's open kernel modules. `gpubench topo` shows what is missing. {_TRY_RDMA}"
 
 _PEERMEM = "https://github.com/NVIDIA/nccl/issues/1537"
@@ -246,7 +246,7 @@ GPUDIRECT = Family.of(
         settles="the matrix of GPUs and NICs in `gpubench topo`",
         command="NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
         comment="There is nothing to repair. Keep this setting if the run is faster than without it and its data "
-        "are right. A NIC below the GPU's switch is better.",
+        "are right. A NIC under the same PCIe switch as the GPU is better.",
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_too_far,
         in_log=_log_far,

@@ -64,7 +64,7 @@ HANGS = Family.of(
     ),
     _hang(
         "rank-is-gone",
-        "A rank is dead, left early, reported an error, or does not answer, and the others wait for it",
+        "A rank died, left early, reported an error, or does not answer, and the others wait for it",
         HangReason.DEAD,
         HangReason.NO_DUMP,
         HangReason.LEFT,
@@ -76,7 +76,7 @@ HANGS = Family.of(
     ),
     _hang(
         "rank-did-not-join",
-        "A rank did not call the collective that the others wait in",
+        "A rank did not call the collective that the others are waiting in",
         HangReason.ABSENT,
         HangReason.STARTING,
         likely="the program of this rank is busy or stuck outside of collectives: data loading, a lock, a checkpoint",

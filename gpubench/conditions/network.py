@@ -322,10 +322,10 @@ NETWORK = Family.of(
     ),
     Condition(
         id="rdma-file-denied",
-        title="A rank may not open some /dev/infiniband/uverbs files, so it uses fewer NICs than the node has",
+        title="A rank cannot open some /dev/infiniband/uverbs files, so it uses fewer NICs than the node has",
         settles="`ls -l /dev/infiniband` inside the container",
         check="ranks_alike",
-        expected="device files that every rank may open",
+        expected="device files that every rank can open",
         likely="the file's mode, or the device list of the container or control group",
         command="ls -l /dev/infiniband",
         comment="Give the container all of /dev/infiniband. With Slurm, check cgroup.conf.",

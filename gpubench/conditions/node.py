@@ -140,7 +140,7 @@ DRIVER = Family.of(
     ),
     Condition(
         id="topology-text-cut",
-        title="Rows are missing in the text of nvidia-smi topo -m",
+        title="Rows are missing from the text of nvidia-smi topo -m",
         check="driver",
         expected="one row per device in the header",
         likely="a text that was truncated when it was copied (for NICs, only the paths to GPUs are known)",
@@ -390,7 +390,7 @@ NODE = Family.of(
     ),
     Condition(
         id="topology-file-wrong",
-        title="NCCL_TOPO_FILE describes another machine, or cannot be read",
+        title="NCCL_TOPO_FILE describes a different machine, or cannot be read",
         settles="compare `gpubench topo --from FILE` with `gpubench topo`",
         command="unset NCCL_TOPO_FILE",
         comment="Or use the file for this machine type.",

@@ -385,7 +385,7 @@ NVLINK = Family.of(
         title="A driver setting switches NVLink off (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
         settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
         command="grep -i nvlink /etc/modprobe.d/*",
-        comment="Remove the setting from the file and reboot. Before any job, verify the data with `gpubench "
+        comment="Remove the setting from the file and reboot. Before running any jobs, verify the data with `gpubench "
         "p2p`, because the links may be off after a failure.",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=node_detector(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
@@ -408,7 +408,7 @@ NVLINK = Family.of(
         title="The fabric manager's version does not match the NVIDIA driver's version",
         settles="nv-fabricmanager --version; nvidia-smi",
         check="fabric",
-        expected="the driver's version (with another one, the next reset or job fails)",
+        expected="the driver's version (with any other version, the next reset or job fails)",
         command="nv-fabricmanager --version",
         comment="Install the fabric manager with the driver's version, and restart it while no job uses the GPUs.",
         link=_DSTACK,
@@ -438,7 +438,7 @@ NVLINK = Family.of(
     ),
     Condition(
         id="fabric-differs",
-        title="A GPU is in another NVLink domain (clique, cluster_uuid) than the other GPUs of its node",
+        title="A GPU is in a different NVLink domain (clique, cluster_uuid) than the other GPUs of its node",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
         likely="a fabric manager partition that leaves this GPU out, or a GPU that joined the fabric later",
@@ -509,7 +509,7 @@ NVLINK = Family.of(
         likely="failed links, switches or routes of the fabric",
         aliases=(_NOT_READY,),
         command="systemctl status nvidia-fabricmanager",
-        comment=f"{RESTART_FABRIC} Then replace the parts that its log names.",
+        comment=f"{RESTART_FABRIC} Then replace the parts named in its log.",
         link="https://github.com/NVIDIA/nccl/issues/2186",
         look=_unhealthy,
         implies=(_DOWN,),

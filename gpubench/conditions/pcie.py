@@ -339,7 +339,7 @@ PCIE = Family.of(
     ),
     Condition(
         id="posted-write-collapse",
-        title="P2P writes (but not reads) become slow when several GPUs below one PCIe switch write to several "
+        title="P2P writes (but not reads) become slow when several GPUs under one PCIe switch write to several "
         "root complexes",
         settles="`gpubench p2p`, where all to all is slow for writes and fast for reads, and each pair alone is "
         "fast for both",
@@ -351,7 +351,7 @@ PCIE = Family.of(
     ),
     Condition(
         id="staging-shares-uplink",
-        title="Copies through host memory are slower below one PCIe switch than below two",
+        title="Copies through host memory are slower if both GPUs are under the same PCIe switch",
         settles="`gpubench p2p`, where PIX pairs are slower than SYS pairs",
         comment="Nothing to repair: both directions share the switch's uplink. Spread ranks over several switches.",
         link="https://github.com/NVIDIA/nccl/issues/1086",
@@ -439,7 +439,7 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
     if split:
         groups_seen = joined(group for groups in split.values() for group in groups)
         yield _couple_sighting(
-            split, f"devices below one switch are in different IOMMU groups: {groups_seen}", Confidence.LIKELY
+            split, f"devices under the same switch are in different IOMMU groups: {groups_seen}", Confidence.LIKELY
         )
     if unseen:
         yield Unread(joined(unseen), "the bridges between them were not read")
@@ -531,7 +531,7 @@ _TROUBLESHOOTING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/tr
 _SHOW_ACS = "sudo lspci -vvv | grep -i acsctl"
 _ACS_OFF = (
     "Switch ACS off in the BIOS, but not on a host of virtual machines, because ACS isolates their devices. "
-    "Before any job, verify the data with `gpubench p2p`."
+    "Before running any jobs, verify the data with `gpubench p2p`."
 )
 _ACS_LIKELY = "ACS switched on by the BIOS, or by a kernel that isolates devices"
 
@@ -566,7 +566,7 @@ REDIRECTION = Family.of(
     ),
     Condition(
         id="iommu-translating",
-        title="The IOMMU translates addresses (not iommu=pt): P2P over PCIe is slow, corrupts data or hangs",
+        title="IOMMU address translation is on (not iommu=pt): P2P over PCIe may be slow, corrupt data or hang",
         check="redirection",
         expected="identity mapping (iommu=pt), or no IOMMU",
         likely="the kernel's default (peer copies may be slow or corrupted)",
@@ -574,7 +574,7 @@ REDIRECTION = Family.of(
         settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
         command=("gpubench p2p", "cat /proc/cmdline"),
         comment="If copies are slow or wrong, boot with iommu=pt or switch the IOMMU off in the BIOS. "
-        "Before any job, verify the data with `gpubench p2p` again.",
+        "Before running any jobs, verify the data with `gpubench p2p` again.",
         link="https://github.com/NVIDIA/nccl/issues/606",
         look=_translating,
     ),

@@ -220,8 +220,8 @@ PEER_ACCESS = Family.of(
         title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
         settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
         command="grep RegistryDwords /etc/modprobe.d/*",
-        comment="Remove the key from the file and reboot. Before any job, verify the data with `gpubench p2p`, "
-        "because the key may be there to avoid wrong peer copies.",
+        comment="Remove the key from the file and reboot. Before running any jobs, verify the data with "
+        "`gpubench p2p`, because the key may be there to avoid wrong peer copies.",
         link="https://github.com/noonghunna/club-3090/pull/926",
         look=_registry_key,
         implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
@@ -232,7 +232,7 @@ PEER_ACCESS = Family.of(
         settles="`nvidia-smi topo -p2p r` in the guest and on the host",
         command="nvidia-smi topo -p2p r",
         comment="In QEMU, set x-nv-gpudirect-clique=0 on each vfio-pci GPU that shares a PCIe switch on "
-        "the host. Before any job, verify the data with `gpubench p2p`.",
+        "the host. Before running any jobs, verify the data with `gpubench p2p`.",
         link="https://github.com/cloud-hypervisor/cloud-hypervisor/pull/6235",
         look=_status("CNS", " in a virtual machine", virtual=True),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -242,7 +242,7 @@ PEER_ACCESS = Family.of(
         title="CNS: chipset not supported for P2P, no common PCIe switch",
         settles="`nvidia-smi topo -p2p r`, and `lspci -tv` for the bridges between them",
         command="lspci -tv",
-        comment="Move the GPUs below one PCIe switch, or into slots of one CPU that the driver supports. "
+        comment="Move the GPUs to slots under one PCIe switch, or of one CPU that the driver supports. "
         "Then verify the data with `gpubench p2p`.",
         link=_WAIVED,
         look=_status("CNS", virtual=False),
@@ -273,7 +273,7 @@ PEER_ACCESS = Family.of(
         title="BAR1 is smaller than the GPU's memory: Resizable BAR or Above 4G Decoding is off",
         settles="`nvidia-smi -q | grep -A 3 BAR1` (for a virtual machine, on the host)",
         command="nvidia-smi -q | grep -A 3 BAR1",
-        comment="Switch on Resizable BAR and Above 4G Decoding in the BIOS. Before any job, verify the "
+        comment="Switch on Resizable BAR and Above 4G Decoding in the BIOS. Before running any jobs, verify the "
         "data with `gpubench p2p`.",
         link="https://github.com/tinygrad/open-gpu-kernel-modules/pull/22",
         look=_bar1,

@@ -235,8 +235,8 @@ SEVERITIES: Mapping[str, Grade] = {
     "row-remap-pending": Grade(FAIL, "DCGM_FR_PENDING_ROW_REMAP (drain and reset); AzNHC fails check_gpu_ecc"),
     "memory-errors": Grade(FAIL, "DCGM_FR_VOLATILE_DBE_DETECTED (isolate); AzNHC fails check_gpu_ecc"),
     "ecc-off": Grade(WARN, "DCGM_FR_ECC_DISABLED (configuration); a setting is not a fault"),
-    "gpu-in-use": Grade(WARN, "another program is no fault of the node, and measurements count as contended"),
-    "memory-in-use": Grade(WARN, "another program is no fault of the node, and measurements count as contended"),
+    "gpu-in-use": Grade(WARN, "another program is not a fault of the node, and measurements count as contended"),
+    "memory-in-use": Grade(WARN, "another program is not a fault of the node, and measurements count as contended"),
     "mig-on": Grade(WARN, "a setting is not a fault", "SKIP unless a profile was requested"),
     "nvlinks-all-down": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status"),
     "nvlink-down": Grade(
@@ -282,7 +282,7 @@ SEVERITIES: Mapping[str, Grade] = {
         "AzNHC fails check_hw_ib for a missing device",
         "WARN for a port that differs from its siblings, or for fewer NICs than in the profile",
     ),
-    "nic-below-card": Grade(WARN, "a card on a slower switch is no fault of the node"),
+    "nic-below-card": Grade(WARN, "a card on a slower switch is not a fault of the node"),
     "network-down": Grade(
         WARN,
         "it is unknown whether the node needs a network",

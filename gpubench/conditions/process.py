@@ -213,7 +213,7 @@ CONTAINER = Family.of(
     ),
     Condition(
         id="device-file-denied",
-        title="A rank may not open /dev/nvidiaN: permission denied (cgroup devices, file mode)",
+        title="A rank cannot open /dev/nvidiaN: permission denied (cgroup devices, file mode)",
         settles="`ls -l /dev/nvidia*` and `nvidia-smi` inside the container",
         comment="Start the container with `docker run --gpus all`. With Slurm, check ConstrainDevices in cgroup.conf.",
         link="https://github.com/NVIDIA/nccl/issues/324",
@@ -399,7 +399,7 @@ PROCESS = Family.of(
     "CUDA's settings, and tools in the process",
     Condition(
         id="cuda-launch-blocking",
-        title="CUDA_LAUNCH_BLOCKING=1: every launch waits until the GPU has finished",
+        title="CUDA_LAUNCH_BLOCKING=1: every kernel launch blocks until the kernel has finished",
         settles="compare `gpubench allreduce` with `env -u CUDA_LAUNCH_BLOCKING gpubench allreduce`",
         command="unset CUDA_LAUNCH_BLOCKING",
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",

@@ -65,7 +65,7 @@ def _leads_nowhere(link: NvLink, here: Collection[str | None]) -> bool:
 
 
 _NOTHING = Cure(comment="Nothing to repair: the slot or board supports no more. `gpubench topo` shows the limit.")
-_MORE_GPUS = "another machine than expected, or a mistyped number"
+_MORE_GPUS = "a different machine than expected, or a mistyped number"
 
 
 def _unlike(count: int, expected: int) -> str:
@@ -292,7 +292,7 @@ _MODEL = Condition(
     id="gpu-model",
     title="The number or model of GPUs differs from what the machine should have",
     check="gpu_model",
-    likely="another machine than expected, a GPU replaced by another model, or a missing GPU",
+    likely="a different machine than expected, a GPU replaced by a different model, or a missing GPU",
     command="nvidia-smi -L",
     comment="`gpubench profiles match` shows the machine's profile.",
     link="https://github.com/aikitoria/open-gpu-kernel-modules/issues/13",
@@ -319,7 +319,7 @@ PROFILE = Family.of(
         id="gpu-differs",
         title="A GPU has less memory, fewer multiprocessors or slower NVLinks than other GPUs of its model on the node",
         check="gpu_model",
-        likely="a GPU replaced by another variant, or a GPU with disabled parts",
+        likely="a GPU replaced by a different variant, or a GPU with disabled parts",
         command="nvidia-smi -q -i GPU",
         comment="Have the GPU replaced.",
         look=_differs,

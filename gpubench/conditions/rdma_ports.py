@@ -155,7 +155,7 @@ def _nics_absent(run: Circumstances) -> Found:
     for number, node in nodes_with_rdma(run):
         roles = port_roles(node)
         for name, expected in _gpus_with_fewer_nics(node, roles).items():
-            seen = f"{plural(len(roles.ports_below(name)), 'RDMA NIC')} below its PCIe switch"
+            seen = f"{plural(len(roles.ports_below(name)), 'RDMA NIC')} under its PCIe switch"
             yield run.node_sighting(number, seen, Confidence.LIKELY, name, expected=expected)
         if None in roles.below.values() and len(node.gpus) * _MOST_ODD >= 1:
             yield Unread(
@@ -307,7 +307,7 @@ RDMA_PORTS = Family.of(
     ),
     Condition(
         id="nic-below-card",
-        title="A NIC's port runs at a lower rate than cards of its model reach",
+        title="A NIC's port runs at a lower rate than cards of its model can reach",
         check="nic_state",
         likely="a cable, transceiver or switch with a lower rate, or a slower variant of the card",
         settles="ibstat; mlxlink -d DEVICE",
@@ -330,7 +330,7 @@ RDMA_PORTS = Family.of(
     ),
     Condition(
         id="nic-absent",
-        title="A GPU has fewer RDMA NICs below its PCIe switch than its siblings",
+        title="A GPU has fewer RDMA NICs under its PCIe switch than its siblings",
         check="nic_state",
         likely="a NIC that fell off the bus, is not assigned to this host or container, or has no driver",
         settles="`lspci -tv`, which shows the slot, and `dmesg | grep -e mlx5 -e pciehp -e AER`",

@@ -402,7 +402,7 @@ class SimulatedMeasurer:
 
 FILE = "check.jsonl"  # File name of a check's measurements in a recording
 
-_OF_ANOTHER_COMMAND = "the recording is from another command than check"
+_OF_ANOTHER_COMMAND = "the recording is from a command other than check"
 
 
 def _match_profiles(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:

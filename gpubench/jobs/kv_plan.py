@@ -54,7 +54,7 @@ def _refuse_hosts(text: str) -> None:
     raise UsageError(
         f"kv --hosts {text}",
         expected="no --hosts, because kv starts both processes of a transfer on its own host",
-        next_step="run gpubench kv on each host, or gpubench p2p --hosts to copy between hosts",
+        next_step="run gpubench kv on each host, or use gpubench p2p --hosts to copy between hosts",
     )
 
 

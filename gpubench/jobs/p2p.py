@@ -360,7 +360,7 @@ def _copies_of_rank(
         library = agree(group, NcclLibrary, place=place)
         ranks_on_node = rank.node_by_rank.count(rank.identity.node)
         log = stack.enter_context(NcclLog(library, nccl_settings(os.environ), ranks_on_node))
-        rank.progress.enter(Phase.CONNECTING, "by NCCL")
+        rank.progress.enter(Phase.CONNECTING, "through NCCL")
         network = Network(group, library)
         rank.progress.answer_watchdog(network.trouble, network.abort)
     return agree(group, lambda: CudaRankCopies(device, network), place=place), log

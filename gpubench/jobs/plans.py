@@ -220,7 +220,7 @@ class Nics:
         found = _NICS.fullmatch(text.strip())
         if found is None or not int(found[1]) or not float(found[2]):
             raise UsageError(
-                f"--nics {text!r} is not a number of NICs and their rate",
+                f"--nics needs the number of NICs and their rate, not {text!r}",
                 expected="the NICs of a node and the Gbit/s of each: 8x400, or 4x200e for plain Ethernet",
                 next_step="--nics 8x400",
             )
@@ -398,7 +398,7 @@ def _parse_job(text: str) -> str:
     if not _JOB.fullmatch(text):
         raise UsageError(
             f"--job {text!r} is not a job",
-            expected="the number of a Slurm job, or at least four digits of a container id",
+            expected="a Slurm job ID, or at least four digits of a container ID",
             reason="" if text else "the variable is probably not set",
         )
     return text

@@ -505,8 +505,8 @@ def run(stored: StoredRun, name: str, presentation: Presentation) -> int:
         return presenter.exit_code
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UsageError(
-            f"{name} cannot be shown: {type(error).__name__}: {error}",
+            f"{name} cannot be displayed: {type(error).__name__}: {error}",
             expected=EXPECTED,
-            reason="it was edited by hand, or an older gpubench wrote it without all values",
+            reason="it was edited by hand, or an older gpubench wrote it without some of the values",
             next_step="run the same command again, with --output",
         ) from None

@@ -281,7 +281,7 @@ class RoundsFolder:
 
     def _lost(self, error: OSError) -> CouldNotMeasureError:
         return CouldNotMeasureError(
-            f"{self._path} cannot be written any more: {os.strerror(error.errno or 0)}",
+            f"{self._path} can no longer be written: {os.strerror(error.errno or 0)}",
             expected="room for every round",
             next_step=f"gpubench scan --replay {self._path.parent if self._path else ''} judges the earlier rounds",
         )

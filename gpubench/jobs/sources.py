@@ -111,7 +111,7 @@ class Simulation(Struct, frozen=True):
         renumbering = next((fault for fault in self.faults if fault.index is not None and fault.get("missing")), None)
         if renumbering is not None:
             raise UsageError(
-                f"--gpus with --fault {renumbering}", expected="only one of them, because both remove GPUs"
+                f"--gpus with --fault {renumbering}", expected="only one of these options, because both remove GPUs"
             )
         check_gpus(gpus, range(self.machine.profile.match.visible), self.text)
         return replace(self, machine=replace(self.machine, gpus=tuple(gpus)))

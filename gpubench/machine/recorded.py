@@ -186,7 +186,7 @@ def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, st
     path = directory / name
     if not path.exists():
         raise UsageError(
-            f"--replay {directory} has no samples of {command}",
+            f"--replay {directory} has no samples for {command}",
             expected=f"{name}, which gpubench {command} --record writes",
             reason="another command recorded it",
             next_step=f"gpubench {command} --record {directory}-{command} on the machine in question",

@@ -69,7 +69,7 @@ def _check_kind(mode: int, name: str, expected: str, *, pipes: bool) -> None:
             raise UsageError(
                 f"{name} is {kind}, not a file",
                 expected=expected,
-                reason="the name is wrong, or the file was made to block its reader",
+                reason="the name is wrong, or the file was crafted to block its reader",
                 next_step=f"ls -lL {name}",
             )
 
@@ -270,7 +270,7 @@ def split_lines(text: str, name: str) -> list[str]:
         raise UsageError(
             f"{name} has {count} lines",
             expected=f"at most {limits.MOST_RESULT_LINES}",
-            reason="it is the log of a whole job, or it was made to block its reader",
+            reason="it is the log of a whole job, or it was crafted to block its reader",
             next_step=f"grep '^[# ]' {name} > shorter.txt keeps the lines of nccl-tests and OSU",
         )
     return [remove_quotes(line) for line in re.split(r"\r?\n|\r", text)]

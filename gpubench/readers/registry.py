@@ -180,7 +180,7 @@ def _limited(file: ResultFile, name: str) -> ResultFile:
         raise UsageError(
             f"{name} has {file.count} rows",
             expected=f"at most {limits.MOST_ROWS}",
-            reason="it has many runs, or it was made to block its reader",
+            reason="it has many runs, or it was crafted to block its reader",
             next_step="one file per run",
         )
     return file

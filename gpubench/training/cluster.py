@@ -167,7 +167,7 @@ def _machine_from_results(plan: TrainingPlan, files: Sequence[ResultFile], model
     rows = [row for file in files for row in file.rows]
     if not rows:
         raise UsageError(
-            f"{files[0].name} has no rows of a collective",
+            f"{files[0].name} has no rows for a collective",
             expected="results of gpubench allreduce, allgather, reducescatter, ...",
             next_step="gpubench allreduce --output results/",
         )
@@ -231,7 +231,7 @@ def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
             files += [file] if file.rows else []
         if len(files) == before:
             raise UsageError(
-                f"{path} has no results of a collective",
+                f"{path} has no results for a collective",
                 expected="output of gpubench allreduce --output, or of nccl-tests",
                 next_step=f"gpubench allreduce --output {path}/",
             )
@@ -267,7 +267,7 @@ def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
     rows = [row for row in stored.rows if isinstance(row, OverlapRow)]
     if not rows:
         raise UsageError(
-            f"{path} has no rows of overlap",
+            f"{path} has no overlap rows",
             expected="a result of gpubench overlap, .json or .jsonl",
             reason="it is from another command, or its run ended before the first row",
             next_step=f"gpubench overlap --output {path.name}",

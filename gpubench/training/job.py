@@ -106,7 +106,7 @@ def choose_model(plan: TrainingPlan) -> tuple[workload.TransformerModel, list[st
         count, sequence = parse_parameters(plan.parameters or ""), plan.sequence or USUAL_SEQUENCE
         model = workload.model_with_parameters(count, sequence=sequence, batch=plan.batch or 1)
         shape = f"{model.layers} layers with a hidden size of {model.hidden}, {model.parameters / 1e9:.3g} B parameters"
-        notes = [f"--parameters {plan.parameters} is modelled as {shape} without embedding"]
+        notes = [f"--parameters {plan.parameters} is modelled as {shape} without embeddings"]
     return replace(model, recompute=plan.recompute or model.recompute, fp8=plan.fp8 or model.fp8), notes
 
 

@@ -363,20 +363,23 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
     """Return why a model does not fit a layout, or an empty text if it does."""
     heads, key_values = model.heads, model.key_value_heads or model.heads
     reasons = (
-        (model.heads % layout.tensor != 0, f"{heads} heads cannot be divided by tp{layout.tensor}"),
-        (key_values % layout.tensor != 0, f"{key_values} key-value heads cannot be divided by tp{layout.tensor}"),
-        (model.width % layout.tensor != 0, f"an MLP of {model.width} cannot be divided by tp{layout.tensor}"),
+        (model.heads % layout.tensor != 0, f"{heads} heads are not divisible by tp{layout.tensor}"),
+        (key_values % layout.tensor != 0, f"{key_values} key-value heads are not divisible by tp{layout.tensor}"),
+        (model.width % layout.tensor != 0, f"the MLP width {model.width} is not divisible by tp{layout.tensor}"),
         (layout.sequence_parallel and layout.tensor == 1, "sp needs tp2 or more"),
         (
             layout.sequence_parallel and model.sequence % (layout.tensor * layout.context) != 0,
-            f"a sequence of {model.sequence} cannot be divided by tp{layout.tensor}",
+            f"the sequence length {model.sequence} is not divisible by tp{layout.tensor}",
         ),
         (
             model.layers < layout.pipeline * layout.stages_per_gpu,
             f"{model.layers} layers are fewer than {layout.pipeline * layout.stages_per_gpu} stages",
         ),
         (layout.stages_per_gpu > 1 and layout.pipeline == 1, "v needs pp2 or more"),
-        (model.sequence % layout.context != 0, f"a sequence of {model.sequence} cannot be divided by {layout.context}"),
+        (
+            model.sequence % layout.context != 0,
+            f"the sequence length {model.sequence} is not divisible by {layout.context}",
+        ),
         (
             layout.context > 1 and model.kind is BlockKind.MLP,
             "a stack of MLPs has no attention to split a sequence over",
@@ -388,7 +391,7 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
         ),
         (
             layout.shards > 0 and layout.gradient_ranks % layout.shards != 0,
-            f"{layout.gradient_ranks} data-parallel ranks cannot be divided by hsdp{layout.shards}",
+            f"{layout.gradient_ranks} data-parallel ranks are not divisible by hsdp{layout.shards}",
         ),
     )
     return next((words for wrong, words in reasons if wrong), "")

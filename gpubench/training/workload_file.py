@@ -208,7 +208,7 @@ def _check_shape(values: Mapping[str, Any], name: str) -> None:
     shared = values.get("key_value_heads")
     if shared and values["heads"] % shared:
         raise UsageError(
-            f"{name}: {values['heads']} heads cannot be divided by {shared} key_value_heads",
+            f"{name}: {values['heads']} heads are not divisible by {shared} key_value_heads",
             expected="the same number of heads for each key-value head",
         )
     if values.get("experts_per_token", 0) > values.get("experts", 0):
@@ -218,7 +218,7 @@ def _check_shape(values: Mapping[str, Any], name: str) -> None:
         )
     if values["hidden"] % values["heads"] and not values.get("head_size"):
         raise UsageError(
-            f"{name}: a hidden size of {values['hidden']} cannot be divided by {values['heads']} heads",
+            f"{name}: the hidden size {values['hidden']} is not divisible by the number of heads ({values['heads']})",
             expected="a whole number of elements per head",
         )
     if bool(values.get("experts")) != bool(values.get("experts_per_token")):

@@ -117,7 +117,7 @@ def test_a_small_gpu_keeps_half(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             cupy_on_numpy.Runtime(1, driver=12040),
             CouldNotMeasureError,
-            "CuPy is built for CUDA 13.2, the driver runs CUDA 12.4",
+            "CuPy is built for CUDA 13.2, but the driver supports CUDA 12.4",
         ),
         (cupy_on_numpy.Runtime(0), CouldNotMeasureError, "cudaErrorNoDevice"),
         (cupy_on_numpy.Runtime(2), UsageError, "5 ranks on n0, which shows 2 GPUs"),
@@ -199,7 +199,9 @@ def test_no_nccl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError('Failure finding "libnccl.so.2": No such file: libnccl.so.2\n  in many folders')
 
     monkeypatch.setattr(library, "get_version", missing)
-    with pytest.raises(CouldNotMeasureError, match=r"no NCCL library is found: Failure .*: libnccl\.so\.2\n  expected"):
+    with pytest.raises(
+        CouldNotMeasureError, match=r"no NCCL library was found: Failure .*: libnccl\.so\.2\n  expected"
+    ):
         NcclLibrary()
 
 

@@ -133,7 +133,7 @@ def test_a_recorded_check_gives_the_same_report(tmp_path: Path) -> None:
         assert first[section] == second[section]
 
 
-ANOTHER = "the recording is from another command than check"
+ANOTHER = "the recording is from a command other than check"
 
 
 def test_a_recording_of_another_command_is_checked_by_its_facts() -> None:

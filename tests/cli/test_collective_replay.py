@@ -100,7 +100,7 @@ def test_a_recording_is_not_overwritten_and_shows_its_nodes_too(tmp_path: Path) 
     assert "GPU3" in gpubench("topo", "--replay", folder).stdout
     other = gpubench("broadcast", "--replay", folder)
     assert other.returncode == 2
-    assert "has no samples of broadcast" in other.stderr
+    assert "has no samples for broadcast" in other.stderr
     assert "gpubench broadcast --record" in other.stderr
 
 

@@ -64,7 +64,10 @@ def test_every_tray_of_a_rack_uses_the_chosen_gpus() -> None:
         ("topo --from topo.xml --gpus 0", "--gpus and --from exclude each other"),
         ("p2p --simulate hgx-h100-8 --gpus 1,2 --pairs 0-1", "there is no GPU0\n  expected: GPUs from GPU1, GPU2"),
         ("allreduce --simulate hgx-h100-8 --gpus 1,2 --np 3", "--np 3 on hgx-h100-8"),
-        ("topo --simulate hgx-h100-8 --gpus 1 --fault gpu0:missing=yes", "only one of them, because both remove GPUs"),
+        (
+            "topo --simulate hgx-h100-8 --gpus 1 --fault gpu0:missing=yes",
+            "only one of these options, because both remove GPUs",
+        ),
         ("allreduce --backend host --gpus 1", "--backend host uses no GPU"),
     ],
 )

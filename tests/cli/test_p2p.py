@@ -261,7 +261,7 @@ def test_what_topo_recorded_has_no_samples(tmp_path: Path) -> None:
     assert gpubench("topo", "--simulate", "hgx-h200-4", "--record", str(folder)).returncode == 0
     result = gpubench("p2p", "--replay", str(folder))
     assert result.returncode == 2
-    assert "has no samples of p2p" in result.stderr
+    assert "has no samples for p2p" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def changed(path: Path, change: Any) -> None:
         (lambda document: document.pop("metadata"), "is not a gpubench result"),
         (lambda document: document["metadata"].pop("subject"), "metadata has no field 'subject'"),
         (lambda document: document["metadata"].update(hosts="node0"), "metadata.hosts is 'node0'"),
-        (lambda document: document["metadata"].update(options={}), "cannot be shown: KeyError"),
+        (lambda document: document["metadata"].update(options={}), "cannot be displayed: KeyError"),
         (lambda document: document.update(verdict="GOOD"), "verdict is 'GOOD'"),
         (lambda document: document.update(sentence=7), "sentence is 7"),
         (lambda document: document.update(rows={}), "rows"),

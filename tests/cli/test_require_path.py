@@ -28,13 +28,13 @@ def test_a_healthy_machine_passes(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "fault", "line"),
     [
-        ("allreduce", STAGED, "2 of 12 pairs used another path than nvlink: rank 0 → 3 host memory, rank 3 → 0 host"),
-        ("p2p", STAGED, "2 of 12 pairs used another path than nvlink: GPU0 → GPU3 host memory, GPU3 → GPU0 host"),
-        ("check", STAGED, "2 of 12 pairs used another path than nvlink: GPU0 → GPU3 host memory, GPU3 → GPU0 host"),
-        ("kv", ("--fault", "node0:kv=pid"), "12 of 12 pairs used another path than nvlink: GPU0 → GPU1 tcp/lo"),
-        ("watch", ("--fault", "node0:traffic=staged"), "1 of 1 job used another path than nvlink: python (torch"),
-        ("allreduce", ("--fault", "gpu1:nvlink=0"), "6 of 12 pairs used another path than nvlink: rank 0 → 1"),
-        ("check", ("--fault", "node0:env=NCCL_P2P_DISABLE=1"), "12 of 12 pairs used another path than nvlink: GPU0"),
+        ("allreduce", STAGED, "2 of 12 pairs used a path other than nvlink: rank 0 → 3 host memory, rank 3 → 0 host"),
+        ("p2p", STAGED, "2 of 12 pairs used a path other than nvlink: GPU0 → GPU3 host memory, GPU3 → GPU0 host"),
+        ("check", STAGED, "2 of 12 pairs used a path other than nvlink: GPU0 → GPU3 host memory, GPU3 → GPU0 host"),
+        ("kv", ("--fault", "node0:kv=pid"), "12 of 12 pairs used a path other than nvlink: GPU0 → GPU1 tcp/lo"),
+        ("watch", ("--fault", "node0:traffic=staged"), "1 of 1 job used a path other than nvlink: python (torch"),
+        ("allreduce", ("--fault", "gpu1:nvlink=0"), "6 of 12 pairs used a path other than nvlink: rank 0 → 1"),
+        ("check", ("--fault", "node0:env=NCCL_P2P_DISABLE=1"), "12 of 12 pairs used a path other than nvlink: GPU0"),
     ],
 )
 def test_another_path_fails_and_is_named_in_the_last_line(name: str, fault: tuple[str, ...], line: str) -> None:
@@ -91,16 +91,21 @@ def test_a_simulated_collective_takes_the_paths_of_its_profile(machine: str, req
     [
         ("h200x4-normal", "p2p", 0, ""),
         ("h200x4-normal", "nvlink", 3, "4 of 4 pairs not proven to use nvlink: rank 0 → 1 P2P/CUMEM"),
-        ("h200x4-p2p-disabled", "nvlink", 1, "4 of 4 pairs used another path than nvlink: rank 0 → 1 SHM/direct"),
-        ("h200x4-normal", "ib", 2, "--require-path ib: no pair of this log can take that path, all use P2P/CUMEM"),
-        ("h100x1-two-hosts-of-two", "ib", 1, "2 of 2 pairs used another path than ib: rank 1 → 2 NET/Socket"),
+        ("h200x4-p2p-disabled", "nvlink", 1, "4 of 4 pairs used a path other than nvlink: rank 0 → 1 SHM/direct"),
+        (
+            "h200x4-normal",
+            "ib",
+            2,
+            "--require-path ib: no pair in this log can take that path: all use P2P/CUMEM",
+        ),
+        ("h100x1-two-hosts-of-two", "ib", 1, "2 of 2 pairs used a path other than ib: rank 1 → 2 NET/Socket"),
         (
             "h200x4-p2p-disabled",
             "ib",
             2,
-            "--require-path ib: no pair of this log can take that path, all use SHM/direct",
+            "--require-path ib: no pair in this log can take that path: all use SHM/direct",
         ),
-        ("h100x1-four-ranks-one-gpu", "ib", 2, "--require-path ib: no pair of this log can take that path, all use"),
+        ("h100x1-four-ranks-one-gpu", "ib", 2, "--require-path ib: no pair in this log can take that path: all use"),
     ],
 )
 def test_logs_of_real_jobs(log: str, required: str, code: int, words: str) -> None:
@@ -123,15 +128,15 @@ def test_logs_of_real_jobs(log: str, required: str, code: int, words: str) -> No
             "nixl-write-direct",
             "ib",
             2,
-            "--require-path ib: no pair of this log can take that path, all use cuda_ipc/cuda",
+            "--require-path ib: no pair in this log can take that path: all use cuda_ipc/cuda",
         ),
-        ("nixl-write-tcp-only", "p2p", 1, "1 of 1 pair used another path than p2p: vm:1301 cuda/GPU0 → cuda tcp/lo"),
+        ("nixl-write-tcp-only", "p2p", 1, "1 of 1 pair used a path other than p2p: vm:1301 cuda/GPU0 → cuda tcp/lo"),
         ("perftest-tag-direct.client", "p2p", 0, ""),
         (
             "perftest-tag-no-cuda-ipc.server",
             "p2p",
             1,
-            "2 of 2 pairs used another path than p2p: vm:1733 cuda → cuda/GPU0",
+            "2 of 2 pairs used a path other than p2p: vm:1733 cuda → cuda/GPU0",
         ),
         ("perftest-put-latency.client", "p2p", 3, "try: export UCX_PROTO_INFO=y"),
     ],
@@ -235,8 +240,8 @@ def test_a_default_from_the_environment_asserts_too() -> None:
     variables = environment(GPUBENCH_REQUIRE_PATH="nvlink,p2p")
     result = gpubench(*COMMANDS["allreduce"], "--simulate", "hgx-h200-4", *STAGED, "-q", env=variables)
     assert result.returncode == 1
-    assert "another path than nvlink" in result.stdout
-    assert "another path than p2p" in result.stdout
+    assert "a path other than nvlink" in result.stdout
+    assert "a path other than p2p" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["allreduce", "p2p", "check", "kv"])

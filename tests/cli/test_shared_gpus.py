@@ -243,7 +243,7 @@ def header(ranks: Sequence[RankIdentity]) -> str:
         (shared(4, sm_percent=25), ["  4 ranks share GPU 0 (MPS, 25 % of its SMs each)", ": GPU 0, NVIDIA H100"]),
         (shared(2), ["  2 ranks share GPU 0 (taking turns)", "2 ranks on 1 host\n"]),
         ([rank(number, number % 2) for number in range(4)], ["  2 ranks share each of GPU 0-1 (taking turns)"]),
-        (HALVES, ["4 ranks on 1 host, 2 hosts for NCCL, by NCCL_HOSTID\n", "4 ranks share GPU 0"]),
+        (HALVES, ["4 ranks on 1 host, 2 hosts for NCCL, according to NCCL_HOSTID\n", "4 ranks share GPU 0"]),
     ],
 )
 def test_the_header_says_who_shares_what(ranks: Sequence[RankIdentity], lines: Sequence[str]) -> None:

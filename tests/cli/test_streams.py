@@ -101,14 +101,14 @@ def test_a_full_disk_under_stdout_is_named(module: str, more: Sequence[str], res
     """Of topo a process of its own is asked: it also is Python that ends with a stream that cannot be flushed."""
     ended = shell("> /dev/full", *words_of(module, module, result), *more)
     assert ended.returncode == COULD_NOT_MEASURE
-    assert "stdout cannot be written any more: No space left on device" in ended.stderr
+    assert "stdout can no longer be written: No space left on device" in ended.stderr
     assert not re.search("Traceback|Exception", ended.stderr)
 
 
 def test_stdout_that_takes_nothing_is_not_said_to_be_full() -> None:
     ended = shell("1< /dev/null", "topo", *SIMULATED)
     assert ended.returncode == COULD_NOT_MEASURE
-    assert "stdout cannot be written any more: Bad file descriptor" in ended.stderr
+    assert "stdout can no longer be written: Bad file descriptor" in ended.stderr
     assert "full" not in ended.stderr
 
 
@@ -141,7 +141,7 @@ def test_a_recording_that_does_not_fit_is_named_and_not_stdout(words: Sequence[s
     folder = tmp_path / "seen"
     ended = shell("", *words, "--record", str(folder), program=f"ulimit -f 1; {OWN}")
     assert ended.returncode == COULD_NOT_MEASURE, ended.stderr
-    assert f"{folder}/nodes/node0.json cannot be written any more: File too large" in ended.stderr
+    assert f"{folder}/nodes/node0.json can no longer be written: File too large" in ended.stderr
     assert not re.search("Traceback|stdout", ended.stderr)
 
 

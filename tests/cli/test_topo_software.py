@@ -67,7 +67,7 @@ def test_a_recording_of_topo_holds_them(tmp_path: Path) -> None:
 def test_a_recording_without_them_says_what_to_type() -> None:
     result = gpubench("topo", "--software", "--replay", "tests/machines/h200x4-vm")
     assert result.returncode == 2
-    assert "has no samples of topo" in result.stderr
+    assert "has no samples for topo" in result.stderr
     assert "gpubench topo --record" in result.stderr
 
 

@@ -387,7 +387,7 @@ def test_the_uplink_of_a_switch_is_a_link_too() -> None:
     )
 
 
-NO_RDMA = "nic-absent", "0 RDMA NICs below its PCIe switch"
+NO_RDMA = "nic-absent", "0 RDMA NICs under its PCIe switch"
 
 
 @pytest.mark.parametrize(

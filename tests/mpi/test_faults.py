@@ -341,7 +341,7 @@ def test_a_full_disk_is_named_and_other_outputs_stay(how: str, output: Path) -> 
     run = start(how, output, *SMALL, "--output", str(full))
     said = run.end()
     assert run.process.returncode == 3
-    assert f"{full} cannot be written any more: No space left on device; the run was ended" in said
+    assert f"{full} can no longer be written: No space left on device; the run was ended" in said
     assert run.is_cut_short(0)
 
 

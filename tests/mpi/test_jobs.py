@@ -445,7 +445,7 @@ def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path) -> None:
         ["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False, env=variables, cwd=ROOT
     )
     assert result.returncode == 3
-    assert "stdout cannot be written any more: No space left on device" in result.stderr
+    assert "stdout can no longer be written: No space left on device" in result.stderr
     assert "Traceback" not in result.stderr
     assert "Exception" not in result.stderr
 

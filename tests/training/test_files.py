@@ -77,8 +77,8 @@ SHAPE = "layers = 2\nhidden = 256\nheads = 16\nsequence = 64\n"
 @pytest.mark.parametrize(
     ("line", "seen"),
     [
-        ("key_value_heads = 5", "16 heads cannot be divided by 5 key_value_heads"),
-        ("key_value_heads = 32", "16 heads cannot be divided by 32 key_value_heads"),
+        ("key_value_heads = 5", "16 heads are not divisible by 5 key_value_heads"),
+        ("key_value_heads = 32", "16 heads are not divisible by 32 key_value_heads"),
         ("experts = 8\nexperts_per_token = 9", "9 experts_per_token of 8 experts"),
         ('data_type = "int8"', "data_type is 'int8'"),
     ],
@@ -107,7 +107,7 @@ def test_toml_has_the_names_of_the_page(tmp_path: Path) -> None:
         ("m.json", "{", "is not JSON"),
         ("m.json", "[1]", "has no keys"),
         ("m.toml", "layers = 2\nhidden = 8", "has no heads"),
-        ("m.toml", "layers = 2\nhidden = 8\nheads = 3", "cannot be divided by 3 heads"),
+        ("m.toml", "layers = 2\nhidden = 8\nheads = 3", "is not divisible by the number of heads (3)"),
         ("m.toml", "layers = 2\nhidden = 8\nheads = 2\nhiden = 3", "unknown key 'hiden'"),
         ("m.toml", "layers = 2.5\nhidden = 8\nheads = 2", "layers is 2.5"),
         ("m.toml", "layers = 0\nhidden = 8\nheads = 2", "layers is 0"),

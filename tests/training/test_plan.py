@@ -173,11 +173,11 @@ HEALTHY = ("--results", str(RECORDED / "healthy"))
         (("--parameters", "1B", "--simulate", "host"), "has no GPUs"),
         (("--parameters", "1B", "--simulate", "rtx-pro-6000-8"), "the compute speed of"),
         (("--parameters", "1B", "--simulate", "hgx-h100-8", *HEALTHY), "results are from"),
-        (("--parameters", "1B", *H200, "--results", "docs"), "docs has no results of a collective"),
+        (("--parameters", "1B", *H200, "--results", "docs"), "docs has no results for a collective"),
         (("--parameters", "1B", *H200, "--overlap", "README.md"), "README.md"),
         (
             ("--parameters", "1B", *H200, "--overlap", str(RECORDED / "healthy" / "allreduce.json")),
-            "has no rows of overlap",
+            "has no overlap rows",
         ),
         (("--parameters", "1B", *H200, "--nodes", "2", "--simulate", "hgx-h200-4*4"), "differ"),
     ],

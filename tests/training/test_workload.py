@@ -73,11 +73,11 @@ def test_a_layout_that_cannot_be_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tp64", "32 heads cannot be divided by tp64"),
+        ("tp64", "32 heads are not divisible by tp64"),
         ("pp64", "32 layers are fewer than 64 stages"),
         ("pp2 v32", "32 layers are fewer than 64 stages"),
         ("ep2", "the model has no experts"),
-        ("hsdp3", "64 data-parallel ranks cannot be divided by hsdp3"),
+        ("hsdp3", "64 data-parallel ranks are not divisible by hsdp3"),
         ("sp", "sp needs tp2 or more"),
     ],
 )

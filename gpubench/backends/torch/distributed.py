@@ -45,7 +45,7 @@ def lost_connection(error: BaseException) -> CouldNotMeasureError | None:
         f"the rank at {found['peer'] or found['other']} is gone. Gloo reports: {found['said'] or found['closed']}",
         expected="every rank to run until the last row",
         reason="it crashed or was ended, or the network between the two hosts failed",
-        next_step="its last output on its host, and dmesg there for an out-of-memory kill and Xid errors",
+        next_step="look at its last output, and on its host run dmesg to find an out-of-memory kill or Xid errors",
     )
 
 

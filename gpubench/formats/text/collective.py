@@ -343,7 +343,7 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     beside = "".join(f" and {backend}" for backend in other_backends(metadata))
     job = ranks_on_hosts(metadata)
     if any(rank.nccl_host is not None and rank.device is not None for rank in metadata.ranks):
-        job += f", {plural(count_nccl_hosts(metadata.ranks), 'host')} for NCCL, by NCCL_HOSTID"
+        job += f", {plural(count_nccl_hosts(metadata.ranks), 'host')} for NCCL, according to NCCL_HOSTID"
     yield heading(metadata, str(metadata.collective), f"backend {metadata.backend}{beside}", job)
     is_gloo = metadata.backend == "torch:gloo" and not any(rank.gpu for rank in metadata.ranks)
     if metadata.backend == "host" or is_gloo:

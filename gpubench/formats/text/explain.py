@@ -159,7 +159,7 @@ class ExplainView(ReportView):
         if not rows:
             return
         shown = sorted(sorted(rows, key=lambda row: -row.size_bytes)[:_MOST_SIZES], key=rows.index)
-        self._page.print("", "collectives of the job, by NCCL's Inspector")
+        self._page.print("", "collectives of the job, from NCCL Inspector")
         self._page.table(OPERATIONS, shown)
         if len(rows) > len(shown):
             self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OperationRow.section}")

@@ -76,7 +76,7 @@ def check_limits(rows: Sequence[CollectiveRow], find_limit: FindLimit, name: str
     if limit and row.reached_gb_s > _MOST_OF_LIMIT * limit:
         raise UsageError(
             f"{name}: busbw is {format_bandwidth(row.reached_gb_s or 0.0, 4)} at {format_size(row.size_bytes)}, "
-            f"but links of this machine carry {format_bandwidth(limit, 4)}",
+            f"but the links of this machine carry at most {format_bandwidth(limit, 4)}",
             expected="GB/s of 1e9 bytes, and the machine that produced the table",
             reason="the column has another unit (Gb/s), or the table is from another machine",
             next_step="set the machine with --machine and --nics",
@@ -166,7 +166,7 @@ def _add_likely_cause(found: verdict.Finding, speed: SpeedJudge, ranks: Sequence
     if len({rank.host for rank in ranks}) == 1:
         likely = _INSIDE_A_NODE
     elif found.severity is verdict.Verdict.WARN and found.expected.endswith("assumed"):
-        likely = "another algorithm than assumed, or a slow NIC"
+        likely = "a different algorithm than assumed, or a slow NIC"
     return replace(found, cause=likely, cure=_LOGGING)
 
 

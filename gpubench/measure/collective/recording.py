@@ -288,7 +288,9 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
         raise UsageError(f"{where}: a row of the group {row.group!a}", expected="a group that the first line names")
     case = row.case
     if replace(case, setting=None) not in by_group[row.group]:
-        raise UsageError(f"{where}: a row that was not requested", expected="sizes, types and placements of line 1")
+        raise UsageError(
+            f"{where}: a row that was not requested", expected="only the sizes, types and placements that line 1 lists"
+        )
     part = next((part for part in found.parts if part.name == row.group), None)
     ranks = len(found.identities(part))
     if len(row.sample.answers) != ranks:

@@ -13,7 +13,7 @@ from gpubench.measure.collective.cases import Answer, Case, JobFacts, OwnTimes, 
 from gpubench.measure.collective.report import NO_RECORDER, MeasuredRow, Recorder, RowSample
 from gpubench.model.terms.operation import POISON, Block, DataPattern, Placement, ReduceOp
 from gpubench.model.terms.ranks import UNWATCHED, Phase, Progress, RankIdentity
-from gpubench.model.terms.units import DroppedSize, describe_dropped, split_by_memory
+from gpubench.model.terms.units import DroppedSize, describe_dropped, plural, split_by_memory
 from gpubench.ports.backend import Backend, Launch, LibraryLog, Memory, Region
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
@@ -192,7 +192,9 @@ def fitting_all(
 def check_root(collective: Collective, root: int, ranks: int) -> None:
     """Raise UsageError if --root is not a rank of the job."""
     if collective.rooted and not 0 <= root < ranks:
-        raise UsageError(f"--root {root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
+        raise UsageError(
+            f"--root {root} is out of range for {plural(ranks, 'rank')}", expected=f"a rank from 0 to {ranks - 1}"
+        )
 
 
 _WAKING_SECONDS = 20e-3

@@ -39,7 +39,7 @@ def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], op
         differences = list(_differences(first, other))
         if differences:
             raise UsageError(
-                f"{other.name} is from another machine than {first.name}: {'; '.join(differences)}",
+                f"{other.name} is from a different machine than {first.name}: {'; '.join(differences)}",
                 expected="results of the same kind of machine",
                 reason="differences between machines are not a regression",
                 next_step=f"{option} compares them anyway",

@@ -401,6 +401,6 @@ def _range_finding(keys: Sequence[compare.RowKey], change: float, bound: float) 
         seen=f"{compare.bandwidth_lost(100 * math.expm1(change)):.1f} % slower at the median (noise "
         f"{compare.bandwidth_lost(100 * math.expm1(bound)):.1f} %)",
         expected="times as before, within noise",
-        cause="one of the changed circumstances, clocks, or a fault",
+        cause="one of the changed circumstances, different clock rates, or a fault",
         cure=Cure(comment="Measure again, and add the result with `--new`."),
     )

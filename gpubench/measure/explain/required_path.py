@@ -45,7 +45,7 @@ def require_logged_paths(facts: LogFacts, report: Report, required: Sequence[Req
             used = ["+".join(path.transports) for path in paths] or [row.transport for row in report.rows(PathRow)]
             taken = dict.fromkeys(used)
             raise UsageError(
-                f"{REQUIRE_PATH} {kind}: no pair of this log can take that path, all use {shorten(list(taken))}",
+                f"{REQUIRE_PATH} {kind}: no pair in this log can take that path: all use {shorten(list(taken))}",
                 expected="pairs inside a node for nvlink and p2p, pairs between nodes for the others",
                 next_step="leave it out, or pass the logs of all ranks to explain",
             )

@@ -100,7 +100,7 @@ def _find_failed_copies(
             seen=error,
             expected="a copy without errors",
             cause="GPU memory used by other jobs, or peer access that is granted but fails",
-            cure=Cure.of("nvidia-smi", comment="`gpubench topo` shows the driver's facts about these GPUs."),
+            cure=Cure.of("nvidia-smi", comment="`gpubench topo` shows what the driver reports about these GPUs."),
         )
 
 
@@ -267,7 +267,7 @@ class _ManagedJudge:
                 "managed-without-concurrent-access",
                 [gpu.device for gpu in lacking],
                 seen="; ".join(gpu.missing_feature for gpu in lacking[:_MOST_SUBJECTS]),
-                expected="concurrentManagedAccess 1, as on Linux with GPUs since Pascal",
+                expected="concurrentManagedAccess 1, as on Linux with Pascal or newer GPUs",
                 cause="Windows or WSL, a vGPU without unified memory, or an older GPU (each kernel launch moves "
                 "whole allocations, which the host must not use meanwhile)",
                 cure=Cure(comment="Use cudaMemcpy between plain allocations: prefetch and advice have no effect here."),

@@ -337,7 +337,7 @@ def _timed(flow: Flow) -> Evidence:
             seen=f"there are no counters, and {format_size(speed.size_bytes)} is too small to judge by time"
         )
     if speed.busbw_gb_s is None:
-        return Evidence(seen="there are no counters, and slower paths may have delayed this one")
+        return Evidence(seen="there are no counters, and this path may have been held up by slower ones")
     # Bandwidth proves a path over PCIe only if the NVLinks are more than twice as fast.
     if speed.busbw_gb_s < through_host and flow.limit_gb_s > 2 * through_host:
         seen = f"{format_bandwidth(speed.busbw_gb_s, 3)} at {format_size(speed.size_bytes)}"

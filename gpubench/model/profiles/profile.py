@@ -434,7 +434,7 @@ SHARE_QUANTITIES = (
 LEAST_SHARE = 0.4  # Lowest plausible share of the limit, since host-staged transfers over PCIe reach 43 %
 LEAST_LATENCY_US, MOST_LATENCY_US = 0.1, 1000.0  # Small copies take 2 µs on an H200 if direct, and 20 µs if host-staged
 LEAST_TIME_US = 1.0  # The fastest known collective takes 5 µs (2 H200), since a kernel has to start
-_ANOTHER_UNIT = "another unit than µs"
+_ANOTHER_UNIT = "a unit other than µs"
 
 
 def check_profile(profile: Profile, where: str) -> None:
@@ -644,7 +644,7 @@ def _check_range(profile: Profile, expected: Expected, where: str) -> None:
         raise UsageError(
             f"{where}.value is {expected.value:g} GB/s",
             expected=f"at least {LEAST_SHARE * ceiling:g} GB/s, {LEAST_SHARE:.0%} of the limit of the profile's links",
-            reason="a value that no machine can miss, or another unit than GB/s of 1e9 bytes",
+            reason="a value that no machine can miss, or a unit other than GB/s of 1e9 bytes",
         )
     if expected.value > ceiling:
         raise UsageError(

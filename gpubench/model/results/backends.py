@@ -159,7 +159,7 @@ def find_slower_framework(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
         subject=worst.backend,
         seen=f"{_percent(slow)} of the speed of {worst.first} {_span(slow)}, {_placements(slow)}",
         expected=f"{_SLOWER_PERCENT:g} % of the speed of {worst.first}, in the slower of its two measurements",
-        cause="work on the GPU that torch adds around NCCL's call, such as a copy",
+        cause="GPU work that torch adds around the NCCL call, such as a copy",
         cure=Cure.of(
             f"gpubench {worst.collective.removesuffix('v')} --backend {worst.first},{worst.backend} "
             f"--sizes {format_size(worst.size_bytes)}"
@@ -614,7 +614,7 @@ def find_ignored_requests(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
                     severity=Verdict.WARN,
                     subject=f"--{request} in {own[0].collective}",
                     seen=f"{name}: NCCL used {_taken(way)}, and without the request {_taken(own)}",
-                    expected="another algorithm, kernel or number of channels for at least one size",
+                    expected="a different algorithm, kernel or number of channels for at least one size",
                     cause=reason,
                     cure=Cure.of(f"leave --{request.partition(' ')[0]} out"),
                 )

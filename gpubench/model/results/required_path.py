@@ -223,7 +223,7 @@ def _finding(
     kind: RequiredPath, wrong: Sequence[TakenPath], doubtful: Sequence[TakenPath], total: str, gap: str
 ) -> Finding:
     shown = wrong or doubtful
-    how = f"used another path than {kind}" if wrong else f"not proven to use {kind}"
+    how = f"used a path other than {kind}" if wrong else f"not proven to use {kind}"
     subject = f"{len(shown)} of {total} {how}: {shorten([path.words for path in shown], _MOST_PAIRS)}"
     unproven = f"{len(doubtful)} more not proven" if wrong and doubtful else ""
     return Finding(

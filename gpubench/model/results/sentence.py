@@ -349,7 +349,7 @@ def _describe_machine(metadata: Metadata, report: Report) -> str:
         dumps, of_ras = metadata.options.get("dumps"), metadata.options.get("ras")
         if timed := sum(row.operations for row in report.rows(OperationRow)):
             return f"no rank keeps the others waiting in {plural(timed, 'operation')}"
-        answered = f"no rank is behind in {plural(of_ras, 'communicator')} of NCCL's RAS" if of_ras else ""
+        answered = f"no rank lags behind in {plural(of_ras, 'communicator')} of NCCL's RAS" if of_ras else ""
         return _describe_job(report) or (
             f"no collective hangs in the dumps of {plural(dumps, 'rank')}" if dumps else answered
         )

@@ -219,7 +219,7 @@ def _no_matrix(lines: Sequence[str], text: str, name: str) -> UsageError:
     if len(longest) > limits.LONGEST_LINE:
         number = text.count("\n", 0, text.index(longest)) + 1
         return UsageError(
-            f"{name}, line {number}: {len(longest)} characters, and {limits.LONGEST_LINE} are the most that is read",
+            f"{name}, line {number}: {len(longest)} characters, but gpubench reads at most {limits.LONGEST_LINE}",
             expected=_EXPECTED,
             reason="it is not output of nvidia-smi, or the text lost its line ends",
             next_step=_NEXT_STEP,

@@ -95,7 +95,7 @@ def _endless(name: str) -> UsageError:
     return UsageError(
         f"{name} has no line end in {_MIB_WITHOUT_LINE_END} MiB",
         expected=_EXPECTED,
-        reason="it is not text but a device, a core dump, or a file that was made to block its reader",
+        reason="it is not text but a device, a core dump, or a file that was crafted to block its reader",
         next_step=f"head -c 200 {name} | od -c",
     )
 

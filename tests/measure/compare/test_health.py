@@ -93,7 +93,7 @@ def test_what_is_not_looked_at_any_more_is_a_doubt() -> None:
 def test_another_model_and_a_simulation_are_refused() -> None:
     other = checked()
     for change in ({"models": ("H100",)}, {"origin": "simulated"}):
-        with pytest.raises(UsageError, match="from another machine"):
+        with pytest.raises(UsageError, match="from a different machine"):
             compare([checked()], [replace(other, circumstances=replace(other.circumstances, **change))])
 
 

@@ -306,7 +306,7 @@ def test_a_ras_answer_without_a_rank_behind_passes(form: Callable[..., str], tmp
     (tmp_path / "ras").write_text(f"OK\nOK\n{form([FakeRank(rank, {'AllReduce': 7}) for rank in range(4)])}")
     done = gpubench("explain", str(tmp_path))
     last = done.stdout.splitlines()[-1]
-    assert (done.returncode, last) == (0, "PASS: no rank is behind in 1 communicator of NCCL's RAS")
+    assert (done.returncode, last) == (0, "PASS: no rank lags behind in 1 communicator of NCCL's RAS")
 
 
 def test_py_spy_and_ras_meet_by_the_process(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ YES, NO, SILENT = State.PRESENT, State.CONTRADICTING, State.ABSENT
         ((BLIND,), SLOW, NO, "NVLinks carry 450"),
         ((BLIND,), replace(SLOW, size_bytes=2**20), SILENT, "1M is too small"),
         ((BLIND,), replace(FAST, passed_gb_s=70.0), SILENT, "may be either"),
-        ((BLIND,), replace(SLOW, busbw_gb_s=None), SILENT, "slower paths may have delayed this one"),
+        ((BLIND,), replace(SLOW, busbw_gb_s=None), SILENT, "this path may have been held up by slower ones"),
         ((BLIND,), None, SILENT, "there are no counters"),
         ((replace(OVER_PCIE, pcie_share=0.3),), None, SILENT, "there are no counters"),
         ((replace(OVER_PCIE, nvlink_bytes=2**30),), None, SILENT, "there are no counters"),

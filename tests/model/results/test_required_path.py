@@ -129,7 +129,7 @@ def test_the_finding_names_the_pairs_and_counts_each_once() -> None:
     report = findings(DIRECT, STAGED, other)
     (found,) = report.findings
     assert (report.verdict, found.severity, found.id) == (Verdict.FAIL, Verdict.FAIL, "path-required")
-    assert found.subject == "1 of 2 pairs used another path than nvlink: 0 → 1 SHM/direct"
+    assert found.subject == "1 of 2 pairs used a path other than nvlink: 0 → 1 SHM/direct"
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_missing_evidence_is_an_error_and_never_a_pass(paths: list[TakenPath], g
 def test_each_requirement_is_judged_for_its_own_pairs() -> None:
     assert findings(DIRECT, between("NET/IB/0/GDRDMA", IB), required="nvlink,ib").verdict is Verdict.PASS
     (found,) = findings(DIRECT, between("NET/Socket/0", IB), required="nvlink,ib").findings
-    assert found.subject == "1 of 1 pair used another path than ib: 0 → 8 NET/Socket/0"
+    assert found.subject == "1 of 1 pair used a path other than ib: 0 → 8 NET/Socket/0"
 
 
 def test_another_network_is_named_and_a_transport_of_both_ends_once() -> None:
     twice = TakenPath("1 → 2", (1, 2), False, ("NET/IB/GDRDMA", "NET/IB/GDRDMA"), "NET", networks=frozenset({ROCE}))
     (found,) = findings(twice, required="ib").findings
-    assert found.subject == "1 of 1 pair used another path than ib: 1 → 2 NET/IB/GDRDMA (RoCE)"
+    assert found.subject == "1 of 1 pair used a path other than ib: 1 → 2 NET/IB/GDRDMA (RoCE)"
 
 
 def test_the_cause_comes_from_the_finding_about_the_same_path() -> None:
