@@ -178,7 +178,7 @@ class CompareView(ReportView):
         self._page.print("")
         self._page.table(ROWS, shown)
         if any(row.slower_percent is not None for row in shown):
-            self._page.wrap("% of before: the new bandwidth in percent of the old one (lower is slower)")
+            self._page.wrap("% of before: the new bandwidth as a percentage of the old one (lower is slower)")
         left = len(worse) - _MOST_ROWS, len(faster) - _MOST_FASTER
         for count, what in zip(left, ("worse", "faster"), strict=True):
             if count > 0:

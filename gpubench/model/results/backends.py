@@ -49,7 +49,7 @@ class BackendRow(CaseKey, frozen=True, kw_only=True):
     first: Annotated[str, BACKENDS]  #: reference: the first backend of the table
     first_time_us: float  #: time of one operation with the reference in microseconds, mean of both measurements
     first_issue_us: float | None  #: host time to issue one operation with the reference, in microseconds
-    speed_percent: float  #: first_time_us in percent of time_us; above 100: faster than the reference
+    speed_percent: float  #: first_time_us as a percentage of time_us; above 100: faster than the reference
     #: slowdown of the reference from its first to its second measurement, in percent
     first_drift_percent: Annotated[float | None, SIGNED]
     transport: str | None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA

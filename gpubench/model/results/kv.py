@@ -31,7 +31,7 @@ class KvRow(Record, frozen=True, kw_only=True):
     p99_us: float | None  #: 99th percentile of the same times; null with fewer than 20 transfers
     block_us: float | None  #: p50_us divided by the number of blocks
     expected_gb_s: float | None  #: bandwidth of a plain copy between the two GPUs in this run
-    expected_percent: float | None  #: bandwidth_gb_s in percent of expected_gb_s
+    expected_percent: float | None  #: bandwidth_gb_s as a percentage of expected_gb_s
     transport: str | None  #: UCX's transports and devices for this size: cuda_ipc/cuda, tcp/lo
     protocol: str | None  #: protocol as UCX describes it: zero-copy, software emulation
     host_staged: bool | None  #: whether data between GPUs went through host memory (null if unknown or to host memory)

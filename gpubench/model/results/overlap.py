@@ -70,7 +70,7 @@ class OverlapRow(Record, frozen=True, kw_only=True):
     #: is shorter than the noise of step_us)
     hidden_share: Annotated[float | None, SIGNED]
     step_us: float  #: time of one step in microseconds on the slowest rank, mean over many consecutive steps
-    step_ci95_percent: float | None  #: half of the 95 % confidence interval of step_us, in percent of it
+    step_ci95_percent: float | None  #: half of the 95 % confidence interval of step_us, as a percentage of it
     steps: int  #: number of measured steps
     sm_clock_mhz: int | None  #: SM clock of the slowest GPU while both ran, in MHz (null if unknown)
     sm_clock_alone_mhz: int | None = None  #: SM clock of the slowest GPU while the partner ran alone, in MHz
@@ -99,7 +99,7 @@ class ShortestStepRow(Record, frozen=True, kw_only=True):
     own_drift_percent: Annotated[float | None, SIGNED]
     own_compute_slowdown: float | None  #: κ_c with NCCL's default
     own_communication_slowdown: float | None  #: κ_m with NCCL's default
-    gain_percent: float | None  #: time saved by the shortest step, in percent of the mean of both
+    gain_percent: float | None  #: time saved by the shortest step, as a percentage of the mean of both
     noise_percent: float | None  #: part of gain_percent that noise explains (null if unknown)
     beyond_noise: bool | None  #: whether gain_percent exceeds noise_percent
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded

@@ -265,14 +265,14 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     algbw_gb_s: float  #: algorithm bandwidth in GB/s (1e9 bytes): the size divided by the time
     busbw_gb_s: float | None  #: bus bandwidth in GB/s: algbw times the collective's factor (null for one rank)
     limit_gb_s: float | None = None  #: physical limit of the bus bandwidth in GB/s
-    limit_percent: float | None = None  #: bus bandwidth in percent of the limit
+    limit_percent: float | None = None  #: bus bandwidth as a percentage of the limit
     wrong: int | None  #: number of wrong elements on all ranks (null if not checked)
     #: verified output: last (of the timed operations, every buffer), repeat (of one more operation on fresh data), or
     #: no
     verified: Annotated[str, Verified]
     batch_median_us: float | None = None  #: median over batches of the time of one operation, in microseconds
     batch_cv: float | None = None  #: coefficient of variation of the time over batches
-    ci95_percent: float | None = None  #: half of the 95 % confidence interval, in percent of the mean
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval, as a percentage of the mean
     p50_us: float | None = None  #: median time of single operations in microseconds
     p95_us: float | None = None  #: 95th percentile of the time of single operations, in microseconds
     p99_us: float | None = None  #: 99th percentile of the time of single operations, in microseconds
@@ -288,7 +288,7 @@ class CollectiveRow(Record, frozen=True, kw_only=True):
     #: smaller collectives; again: the library's own choice, measured a second time (null for the library's own choice)
     setting: str | None = None
     expected_us: float | None = None  #: time in microseconds that corresponds to expected_gb_s
-    #: expected time in percent of the measured time; below 100: slower than expected
+    #: expected time as a percentage of the measured time; below 100: slower than expected
     expected_percent: float | None = None
     #: source of the expectation: profile, siblings, this machine's past, share of the limit (null if not judged)
     expected_source: str | None = None
@@ -344,7 +344,7 @@ class PairRow(Record, frozen=True, kw_only=True):
     bandwidth_gb_s: float | None = None  #: measured bandwidth in GB/s (1e9 bytes)
     latency_us: float | None = None  #: time of one copy in microseconds
     limit_gb_s: float | None  #: limit of the links on the path, in GB/s per direction
-    limit_percent: float | None = None  #: bandwidth in percent of the limit
+    limit_percent: float | None = None  #: bandwidth as a percentage of the limit
     #: bytes counted by the source's NVLink counters around the last sample
     nvlink_bytes: Annotated[int | None, SIGNED] = None
     #: bytes counted by the source's PCIe counter around the last sample
@@ -357,11 +357,11 @@ class PairRow(Record, frozen=True, kw_only=True):
     note: str | None = None  #: remark on the row
     expected_gb_s: float | None = None  #: bandwidth in GB/s expected from healthy machines or similar pairs
     expected_us: float | None = None  #: expected time of one copy in microseconds (null if unknown for this size)
-    #: bandwidth in percent of the expected bandwidth, or expected time in percent of the measured time
+    #: bandwidth as a percentage of the expected bandwidth, or expected time in percent of the measured time
     expected_percent: float | None = None
     #: source of the expectation: profile, siblings, this machine's past, share of the limit (null if not judged)
     expected_source: str | None = None
-    ci95_percent: float | None = None  #: half of the 95 % confidence interval, in percent of the mean
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval, as a percentage of the mean
 
     @property
     def healthy_gb_s(self) -> float | None:
@@ -655,7 +655,7 @@ class PatternRow(Record, frozen=True, kw_only=True):
     size_bytes: int  #: size of one copy in bytes
     total_gb_s: float | None  #: bandwidth of all pairs together in GB/s
     parts_gb_s: float | None  #: sum of the bandwidths of the same pairs measured one at a time, in GB/s
-    share_percent: float | None  #: total_gb_s in percent of parts_gb_s
+    share_percent: float | None  #: total_gb_s as a percentage of parts_gb_s
     wrong: int | None  #: number of wrong elements
     origin: Annotated[str, Origin]  #: origin of the values: measured, simulated or recorded
     note: str | None  #: remark on the row
@@ -664,7 +664,7 @@ class PatternRow(Record, frozen=True, kw_only=True):
     #: verdict: PASS, WARN, FAIL, INCONCLUSIVE (null if the speed is not judged)
     verdict: Annotated[str | None, Verdict] = None
     node: str | None = None  #: host name of the node
-    ci95_percent: float | None = None  #: half of the 95 % confidence interval, in percent of the mean
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval, as a percentage of the mean
 
 
 class RankTimeRow(Record, frozen=True, kw_only=True):

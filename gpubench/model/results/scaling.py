@@ -30,10 +30,10 @@ class ScalingRow(Record, frozen=True, kw_only=True):
     #: overlap)
     bandwidth_gb_s: float | None = None
     expected_gb_s: float | None = None  #: bandwidth in GB/s expected from a healthy machine with these ranks
-    expected_percent: float | None = None  #: bandwidth in percent of expected_gb_s
-    ci95_percent: float | None = None  #: half of the 95 % confidence interval of time_us, in percent of it
-    #: bandwidth in percent of the bandwidth with the fewest ranks above one; of an overlap, the step time with the
-    #: fewest ranks in percent of this step time
+    expected_percent: float | None = None  #: bandwidth as a percentage of expected_gb_s
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval of time_us, as a percentage of it
+    #: bandwidth as a percentage of the bandwidth with the fewest ranks above one; of an overlap, the step time with the
+    #: fewest ranks as a percentage of this step time
     efficiency_percent: float | None = None
     #: whether efficiency_percent or expected_percent at the largest size is the first to fall by more than 10 % and the
     #: noise

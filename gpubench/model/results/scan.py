@@ -389,7 +389,7 @@ class ScanPartRow(Record, frozen=True, kw_only=True):
     gpu: int | None  #: number of the GPU (null if none)
     partner_gpu: int | None = None  #: number of the other GPU in a pair (null if none)
     nic: str | None = None  #: NIC on the rail (null if none or unknown)
-    percent: float | None  #: bandwidth in percent of that of the others (null if not measured)
+    percent: float | None  #: bandwidth as a percentage of that of the others (null if not measured)
     seen: str  #: description of the fault
     verdict: Annotated[str, Verdict]  #: FAIL if confirmed, WARN if only suspected
     origin: str  #: origin of the values: measured, simulated or recorded
@@ -408,7 +408,7 @@ class ScanCellRow(Record, frozen=True, kw_only=True):
     rail: int  #: position of the GPU in its node
     leaf: str | None  #: leaf switch of the node (null if unknown)
     nic: str | None  #: NIC of the rail (null if unknown)
-    score_percent: float | None  #: bandwidth in percent of that of the other nodes (null if not measured)
+    score_percent: float | None  #: bandwidth as a percentage of that of the other nodes (null if not measured)
     both_ways_gb_s: float | None  #: sum of both directions in GB/s, in the rounds that count towards the score
     figures: int  #: number of rounds in the score
     failures: int  #: number of rounds without a value in the whole scan
@@ -444,7 +444,7 @@ class ScanCollectiveRow(Record, frozen=True, kw_only=True):
     nodes: tuple[str, ...]  #: host names of the nodes in the group
     measured_gb_s: float | None  #: data sent per node over all rails in GB/s (null if not measured)
     predicted_gb_s: float  #: bandwidth in GB/s predicted from the slowest rail of the group's nodes
-    percent: float | None  #: measured bandwidth in percent of the prediction
+    percent: float | None  #: measured bandwidth as a percentage of the prediction
     note: str | None  #: why the bandwidth was not measured (null if it was)
     verdict: Annotated[str, Verdict]  #: WARN below 90 % of the prediction, ERROR if not measured
     origin: str  #: origin of the values: measured, simulated or recorded

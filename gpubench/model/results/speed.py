@@ -257,7 +257,7 @@ class Slowness(Struct, frozen=True):
 
     @property
     def percent(self) -> float:
-        """The speed of the worst row in percent of the expected speed."""
+        """The speed of the worst row as a percentage of the expected speed."""
         return _percent(self.worst)
 
     @property

@@ -59,7 +59,7 @@ class TrafficRow(Record, frozen=True, kw_only=True):
     network_sent_gb_s: float | None = None  #: data sent through the NIC port in GB/s
     network_received_gb_s: float | None = None  #: data received through the NIC port in GB/s
     limit_gb_s: float | None = None  #: limit of the busiest link in this row, in GB/s per direction
-    limit_percent: float | None = None  #: traffic on the busiest link in percent of its limit
+    limit_percent: float | None = None  #: traffic on the busiest link as a percentage of its limit
     utilization_percent: int | None = None  #: percent of time in which a kernel ran on the GPU
     clock_mhz: int | None = None  #: SM clock in MHz
     throttle_reasons: Sequence[str] | None = None  #: reasons why the GPU clocks are lowered
