@@ -80,7 +80,7 @@ def test_a_pipe_in_a_recording_is_not_waited_for(place: str, recording: Path) ->
 
 def test_a_line_of_a_matrix_that_is_too_long_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("nvidia-smi\n" + "GPU0 " * 2000)
-    with pytest.raises(UsageError, match="line 2: 10000 characters, and 8192 are the most"):
+    with pytest.raises(UsageError, match="line 2: 10000 characters, but gpubench reads at most 8192"):
         read_machine(tmp_path / "a.txt")
 
 
@@ -154,7 +154,7 @@ def test_profiles_nest_no_deeper_than_they_do(text: str, said: str) -> None:
 def test_profiles_are_small_regular_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large.toml").write_bytes(b"#" * (profile_limits.MOST_BYTES + 1))
     os.mkfifo(tmp_path / "pipe.toml")
-    for name, said in (("large", "256 KiB are the most"), ("pipe", "not a file")):
+    for name, said in (("large", "but gpubench reads at most 256 KiB"), ("pipe", "not a file")):
         with pytest.raises(UsageError, match=said):
             read_file(tmp_path / f"{name}.toml")
     monkeypatch.setattr(profile_limits, "MOST_FILES", 1)
