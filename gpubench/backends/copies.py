@@ -421,7 +421,7 @@ class CudaCopies:
             if not all(self._addresses(stream.by, end) for end in (source, destination)):
                 raise CouldNotMeasureError(
                     f"{self._describe([stream])}: its SMs cannot address one end",
-                    expected=f"peer access that was enabled before, or {HostMemory.PINNED.full_name}",
+                    expected=f"peer access enabled beforehand, or {HostMemory.PINNED.full_name}",
                 )
             device = self._device(stream.by)
             return _Work(queue, partial(device.copy_by_kernel, queue, write, read, stream.size_bytes), 1)

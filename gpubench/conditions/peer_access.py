@@ -175,7 +175,7 @@ PEER_ACCESS = Family.of(
     ),
     Condition(
         id="confidential-computing",
-        title="Confidential computing (CC) is on: transfers use encrypted bounce buffers in host memory, P2P is off",
+        title="Confidential computing (CC) is on: P2P is off, and transfers use encrypted bounce buffers in host memory",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
         command="nvidia-smi conf-compute -f",
         comment="If nothing confidential runs here, switch CC off. Otherwise, use protected PCIe mode (PPCIE), "
@@ -448,7 +448,7 @@ DISPUTED_ACCESS = Family.of(
         check="peer_access",
         likely="the driver does not support peer access between these GPUs, or reports no reason",
         command="nvidia-smi topo -p2p r",
-        comment="It shows the driver's reason. `nvidia-smi -q` shows MIG and the fabric's state.",
+        comment="It shows the driver's reason. `nvidia-smi -q` shows the MIG mode and the fabric state.",
         link=_WAIVED,
         look=_any_refusal,
         implies=(_KV,),

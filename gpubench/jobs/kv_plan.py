@@ -81,8 +81,9 @@ class KvPlan(MachinePlan):
     )
     memory: tuple[Allocation, ...] | None = option(
         ",".join(Allocation),
-        "How both processes allocate GPU memory: cudaMalloc, as PyTorch's expandable_segments, cudaMallocAsync, or "
-        "cudaMallocManaged (default: malloc, and the kind that PYTORCH_CUDA_ALLOC_CONF selects).",
+        "How both processes allocate GPU memory: malloc (cudaMalloc), expandable (like PyTorch's "
+        "expandable_segments), async (cudaMallocAsync) or managed (cudaMallocManaged). Default: malloc, and the kind "
+        "that PYTORCH_CUDA_ALLOC_CONF selects.",
         read=_parse_allocations,
         common=True,
     )

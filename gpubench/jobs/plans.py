@@ -303,7 +303,7 @@ class ComparePlan(CommandPlan):
     )
     against: str | None = option(
         "NAME",
-        "Compare with the baseline that --save-baseline NAME kept.",
+        "Compare with the baseline saved by --save-baseline NAME.",
         completed_as="against",
         common=True,
     )

@@ -122,7 +122,7 @@ def _check_alike(counts: dict[str, int], what: str, next_step: str) -> None:
     if odd:
         named = shorten([f"{host} {count}" for host, count in odd.items()])
         raise UsageError(
-            f"nodes with {plural(usual, what)}, but others: {named}",
+            f"nodes with {plural(usual, what)}, but these differ: {named}",
             expected=f"the same number of {what}s on every node",
             reason="rails are compared with the same rail of other nodes",
             next_step=next_step,

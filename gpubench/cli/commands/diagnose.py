@@ -96,9 +96,9 @@ and no root. It cannot name the cause for processes of other users. Under mpirun
 share one line.
 
 With --hang it asks NCCL's RAS instead (NCCL 2.24 or newer, on NCCL_RAS_ADDR or localhost:28028). A rank counts as
-hanging if two answers in a row show it at the same place, behind the others or silent. If the job pauses for longer,
-for example for checkpoints, set a longer --interval. --record DIR keeps the answers, and gpubench explain DIR reads
-them.
+hung if two checks in a row find it at the same place behind the others, or get no answer from it. If the job
+pauses for longer, for example for checkpoints, set a longer --interval. --record DIR keeps the answers, and gpubench
+explain DIR reads them.
 """,
 )
 
@@ -128,7 +128,7 @@ _EXPLAIN = HelpPage(
         ("Show how NIXL or UCX moves a KV cache", "UCX_PROTO_INFO=y python serve.py 2>&1 | gpubench explain -"),
     ),
     """
-A log may be one file per rank, or one file of all ranks, as mpirun or srun collects it. gzip files work too.
+A log may be one file per rank, or a single file for all ranks, as written by mpirun or srun. gzip files work too.
 
 To name the rank that keeps the others waiting, it reads dumps of PyTorch's Flight Recorder (one file per rank, with
 the rank in its name). It also reads answers of NCCL's RAS (ncclras -v), py-spy dumps in the same folder, and files of

@@ -26,8 +26,8 @@ step is forward, backward and optimizer, simulated event by event.
 
 MODEL is TOML or JSON with layers, hidden, heads, sequence, batch, ..., or a Hugging Face config.json.
 
-Add one measured number: --step or --tokens-per-second of a run, --tflops, or --measure. Without one, computation time
-is a range, based on the share of the data-sheet speed that published runs reach, and so is the prediction. Times of
+Add one measured number: --step or --tokens-per-second of a run, --tflops, or --measure. Without one, the computation
+time, and so the prediction, is a range based on the share of the data-sheet speed that published runs reach. Times of
 collectives come from --results, otherwise from a measurement now, otherwise from the profile. Contention comes from
 --overlap, otherwise from a measurement on two H200s. docs/internals/plan-model.md derives every
 formula.

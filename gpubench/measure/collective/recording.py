@@ -309,7 +309,9 @@ def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
             if not leaf.translate(_WHITE).isprintable():
                 raise UsageError(f"{where}: {leaf[:40]!a}", expected="printable characters")
         elif leaf is not None and abs(leaf) > (_MOST if isinstance(leaf, float) else _MOST_WHOLE):
-            raise UsageError(f"{where}: a number beyond {_MOST:g}", expected="a value that a machine can have")
+            raise UsageError(
+                f"{where}: a number beyond {_MOST:g}", expected="a value that is possible on a real machine"
+            )
 
 
 def _check_ranks(found: RecordedCollective, where: str) -> None:
@@ -490,7 +492,7 @@ def _check_end(line: RecordingLine, rows: int, where: str, *, is_last: bool) -> 
         counted = "a line that is neither a row nor the end" if line.rows is None else f"the end of {line.rows} rows"
         raise UsageError(f"{where}: {counted}", expected=f"the end of the {rows} rows before it")
     if not is_last:
-        raise UsageError(f"{where}: more lines after the last one", expected="the recording of one run")
+        raise UsageError(f"{where}: unexpected lines after the last record", expected="the recording of one run")
 
 
 def replay(

@@ -538,7 +538,9 @@ def _check_nvlink(profile: Profile, where: str) -> None:
         raise UsageError(f"{where}.nvlink has no known bandwidth", expected="links, and a known version or raw_gb_s")
     if nvlink.to is NvlinkPeer.SWITCH:
         if nvlink.pairs or nvlink.switches < 1:
-            raise UsageError(f"{where}.nvlink leads to switches", expected="their number in `switches`, and no `pairs`")
+            raise UsageError(
+                f"{where}.nvlink leads to switches", expected="the number of switches in `switches`, and no `pairs`"
+            )
         return
     used = [0] * profile.match.visible
     for pair in nvlink.pairs:

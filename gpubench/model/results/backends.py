@@ -283,7 +283,7 @@ class WinnerRow(CaseKey, frozen=True, kw_only=True):
 
     section = "winners"
 
-    #: number of settings and backends that gave right data and ran as requested
+    #: number of settings and backends that ran as requested and returned correct data
     candidates: Annotated[int, {"minimum": 1}]
     fastest: str  #: name of the fastest candidate: a setting, a backend, or the library's own choice
     backend: Annotated[str, BACKENDS]  #: backend of the fastest candidate
@@ -294,7 +294,7 @@ class WinnerRow(CaseKey, frozen=True, kw_only=True):
     own_backend: str  #: backend of the library's own choice
     own_algorithm: str | None  #: NCCL algorithm of the library's own choice
     own_protocol: str | None  #: NCCL protocol of the library's own choice
-    #: time of one operation with the library's own choice in microseconds: median of its measurements
+    #: time of one operation in microseconds with the library's own choice (median of the measurements)
     own_time_us: float
     #: slowdown of the own choice from its first to its second measurement, in percent
     own_drift_percent: Annotated[float | None, SIGNED]

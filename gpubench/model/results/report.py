@@ -345,9 +345,9 @@ class PairRow(Record, frozen=True, kw_only=True):
     latency_us: float | None = None  #: time of one copy in microseconds
     limit_gb_s: float | None  #: limit of the links on the path, in GB/s per direction
     limit_percent: float | None = None  #: bandwidth as a percentage of the limit
-    #: bytes counted by the source's NVLink counters around the last sample
+    #: bytes that the source's NVLink counters recorded from just before to just after the last sample
     nvlink_bytes: Annotated[int | None, SIGNED] = None
-    #: bytes counted by the source's PCIe counter around the last sample
+    #: bytes that the source's PCIe counter recorded from just before to just after the last sample
     pcie_bytes: Annotated[int | None, SIGNED] = None
     path_class: str | None  #: path class as in nvidia-smi topo -m (NV18, PIX, PXB, PHB, NODE, SYS), XGMI or NET
     transport: str | None = None  #: transport as NCCL names it: P2P/CUMEM, SHM/direct, NET/IB/0/GDRDMA

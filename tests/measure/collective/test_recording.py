@@ -418,7 +418,7 @@ def test_inconsistent_recordings_are_refused(line: int, path: tuple[str | int, .
     ("change", "said"),
     [
         (lambda lines: [], f"{file_name('allreduce')}: empty"),
-        (lambda lines: [*lines, lines[1]], "more lines after the last one"),
+        (lambda lines: [*lines, lines[1]], "unexpected lines after the last record"),
         (lambda lines: [lines[0], *lines[2:]], "the end of 4 rows"),
         (lambda lines: lines[1:], "unknown field 'row'"),
         (lambda lines: [lines[0][:-9], *lines[1:]], "line 1: no JSON"),

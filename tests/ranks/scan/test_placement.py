@@ -18,7 +18,7 @@ def test_of_a_rank_alone_on_its_host_every_gpu_is_a_rail() -> None:
     found = check_placement([0, 1, 2], list("abc"), [4, 4, 4])
     assert found.rails_by_rank == ((0, 1, 2, 3),) * 3
     assert found.rank_by_rail[NodeRail(2, 3)] == 2
-    with pytest.raises(UsageError, match="nodes with 4 GPUs, but others: b 3"):
+    with pytest.raises(UsageError, match="nodes with 4 GPUs, but these differ: b 3"):
         check_placement([0, 1, 2], list("abc"), [4, 3, 4])
 
 
@@ -40,7 +40,7 @@ def test_ranks_need_not_be_in_the_order_of_their_nodes() -> None:
 
 
 def test_nodes_with_other_numbers_of_ranks_are_named() -> None:
-    with pytest.raises(UsageError, match="nodes with 2 ranks, but others: c 1") as raised:
+    with pytest.raises(UsageError, match="nodes with 2 ranks, but these differ: c 1") as raised:
         check_placement([0, 0, 1, 1, 2], list("aabbc"))
     assert "ppr:1:node" in raised.value.next_step
 

@@ -192,7 +192,7 @@ class NcclTestsRun(Struct, kw_only=True):
         processes = len({(device.host, device.pid) for device in own})
         ranks = max(len(own), processes * self.ranks_a_process)
         if not 0 < ranks <= limits.MOST_RESULT_RANKS:
-            raise UsageError(f"{where}: a run of {ranks} ranks", expected=f"1 to {limits.MOST_RESULT_RANKS}")
+            raise UsageError(f"{where}: a run with {ranks} ranks", expected=f"1 to {limits.MOST_RESULT_RANKS}")
         return ranks, nodes, f"each of {len(groups)} groups, as one" if len(groups) > 1 else None
 
     def _shape_of_process(self, collective: str | None) -> tuple[int, int, None] | None:
