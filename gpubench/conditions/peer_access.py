@@ -175,7 +175,7 @@ PEER_ACCESS = Family.of(
     ),
     Condition(
         id="confidential-computing",
-        title="Confidential computing (CC) is on: P2P is off, and transfers use encrypted bounce buffers in host memory",
+        title="Confidential computing (CC) is on: P2P is off, and transfers use encrypted buffers in host memory",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
         command="nvidia-smi conf-compute -f",
         comment="If nothing confidential runs here, switch CC off. Otherwise, use protected PCIe mode (PPCIE), "
