@@ -83,7 +83,7 @@ def test_every_collective_has_help_of_its_own_in_eighty_columns(collective: Coll
         (["allreduce", "--np", "0"], "--np"),
         (["allreduce", "--width", "3"], "--width"),
         (["broadcast", "--root", "2", "--backend", "host"], "a rank from 0 to 1"),
-        (["broadcast", "--root", "-1", "--backend", "host"], "--root -1 with 2 ranks"),
+        (["broadcast", "--root", "-1", "--backend", "host"], "--root -1 is out of range for 2 ranks"),
         (["allreduce", "--graph", "2", "--backend", "host"], "--graph needs GPUs, and --backend host uses none"),
         (["allreduce", "--nccl-library", "/nowhere.so"], "there is no such file"),
         (["allreduce", "--nccl-library", __file__, "--backend", "host"], "--nccl-library needs GPUs"),

@@ -186,7 +186,11 @@ def test_kv_shows_the_slowest_pair_among_the_first_gpus() -> None:
         (("overlap", "--np", "2,"), "--np 2,", "whole numbers of 1 or more"),
         (("allreduce", *H200, "--np", "8,16"), "--np 16 on hgx-h200-8, which has 8 GPUs", "at most 8"),
         (("allreduce", "--simulate", "hgx-h100-8*2", "--np", "2,12,16"), "--np 12 on hgx-h100-8*2", "multiples of 8"),
-        (("broadcast", *H200, "--np", "2,4", "--root", "3"), "--root 3 with 2 ranks", "a rank from 0 to 1"),
+        (
+            ("broadcast", *H200, "--np", "2,4", "--root", "3"),
+            "--root 3 is out of range",
+            "a rank from 0 to 1",
+        ),
         (("kv", "--simulate", "hgx-h200-4", "--np", "2,8"), "--np 8 on node0, which has 4 GPUs", "at most 4"),
         (("kv", "--simulate", "hgx-h200-4", "--np", "2", "--pairs", "0-1"), "--pairs and --np exclude each other", ""),
         (("allreduce", "--np", "2,4", "--split", "2"), "--np 2,4 and --split exclude each other", "single number"),

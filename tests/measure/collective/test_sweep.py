@@ -293,7 +293,7 @@ def test_a_root_outside_the_job_is_refused() -> None:
     broadcast = next(collective for collective in COLLECTIVES if collective.name == "broadcast")
     check_root(broadcast, 3, 4)
     check_root(ALLREDUCE, 9, 4)
-    with pytest.raises(UsageError, match="--root 4 with 4 ranks"):
+    with pytest.raises(UsageError, match="--root 4 is out of range for 4 ranks"):
         check_root(broadcast, 4, 4)
 
 
