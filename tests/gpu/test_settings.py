@@ -65,7 +65,8 @@ def test_every_algorithm_and_protocol_is_taken_and_the_own_choice_is_beside_them
         assert row["own_drift_percent"] is not None
     by_size = {(row["size_bytes"], row["placement"]): row for row in document["winners"]}
     smallest, largest = by_size[1024, "out_of_place"], by_size[2**28, "out_of_place"]
-    assert smallest["fastest"].endswith("/ll")
+    # Of two ranks that share a GPU, LL128 was once faster than LL.
+    assert smallest["fastest"].endswith(("/ll", "/ll128") if SHARES else "/ll")
     # On four GPUs rings reach 341 and 317 GB/s, trees 233. A tree of two is a ring, and was once 3 to 5 % faster.
     assert largest["fastest"] in ("ring/simple", "ring/ll128") or RANKS == 2
     assert any(row["displaces"] for row in document["winners"])

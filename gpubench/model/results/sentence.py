@@ -172,8 +172,9 @@ def _finding_parts(
         yield ending.part(*_describe_staged_paths(report))
     elif _UCX_PATH.search(root.seen) and (speed := figures.of(TRANSFERS)) is not None:
         what = f"{speed.what} reach {format_bandwidth(speed.gb_s)}, because {_UCX_PATH.sub('', root.seen)}"
+        brief = what.partition(": ")[0]
         pairs = (root.subject, shorten(root.subjects, 1))
-        yield ending.part(*(f"{_add_place(metadata, pair)}: {what}" for pair in pairs), what)
+        yield ending.part(*(f"{_add_place(metadata, pair)}: {what}" for pair in pairs), what, brief)
     else:
         yield from _place_and_symptom(metadata, root)
     if is_figure:
