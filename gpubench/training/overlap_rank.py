@@ -79,7 +79,7 @@ def check_memory(plan: OverlapPlan, free_bytes: int) -> None:
     needed = sum(partner_bytes(partner, plan.gemm_side) for partner in plan.partners)
     if needed > free_bytes:
         raise CouldNotMeasureError(
-            f"{' and '.join(plan.partners)} and the collective together need {format_memory(needed)} of GPU memory",
+            f"{', '.join(plan.partners)} and the collective together need {format_memory(needed)} of GPU memory",
             expected=f"at most {format_memory(free_bytes)}, which a rank can allocate here",
             next_step=f"--gemm {DEFAULT_GEMM_SIDE // 2}, or a smaller number. nvidia-smi shows what uses the memory",
         )

@@ -146,7 +146,7 @@ def test_a_log_that_cannot_be_heard_is_said_so_in_one_line() -> None:
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     assert {(row["transport"], row["host_staged"]) for row in document["rows"]} == {(None, None)}
-    line = "NCCL's log was not heard: rank 0: NCCL_DEBUG_SUBSYS=COLL leaves INIT out, which shows connections"
+    line = "NCCL's log was not captured: rank 0: NCCL_DEBUG_SUBSYS=COLL leaves INIT out, which shows connections"
     assert result.stderr.count(line) == 1
 
 

@@ -249,7 +249,7 @@ def test_a_rank_killed_in_any_phase_is_named(phase: Phase, rank: int, how: str, 
         assert run.document["complete"]
         assert f"rank {rank} on " in said
         assert " was killed" in said
-        assert " in MPI_Finalize, after all had been measured" in said
+        assert " in MPI_Finalize, after everything had been measured" in said
         return
     assert run.process.returncode == (3 if how == ALONE else 137)
     if how == ALONE:
@@ -341,7 +341,7 @@ def test_a_full_disk_is_named_and_other_outputs_stay(how: str, output: Path) -> 
     run = start(how, output, *SMALL, "--output", str(full))
     said = run.end()
     assert run.process.returncode == 3
-    assert f"{full} can no longer be written: No space left on device; the run was ended" in said
+    assert f"{full} can no longer be written: No space left on device. The run has ended" in said
     assert run.is_cut_short(0)
 
 

@@ -221,7 +221,7 @@ def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
 def test_dropped_sizes_are_named_on_stderr_where_stdout_has_no_room() -> None:
     result = gpubench("allgather", *HOST, "--sizes", "8,1K,512T", "--iters", "1", "--format", "csv")
     assert result.returncode == 0
-    assert "not measured: 512T: 3 buffers of that size do not fit; rank " in result.stderr
+    assert "not measured: 512T: 3 buffers of that size do not fit, because rank " in result.stderr
     assert "not measured: 8: a rank's share rounds down to 0" in result.stderr
     assert {row["size_bytes"] for row in rows(result.stdout)} == {"1024"}
 

@@ -100,7 +100,7 @@ def test_caps_beside_a_cap_of_the_user_are_refused(name: str) -> None:
 def test_partners_that_do_not_fit_are_refused_before_anything_is_taken() -> None:
     asked = OverlapPlan(partners=(Partner.GEMM, Partner.COPY), gemm_side=16384)
     check_memory(asked, 3 * 2**30)
-    with pytest.raises(CouldNotMeasureError, match=r"gemm and copy beside the collective need 2.5 GiB") as caught:
+    with pytest.raises(CouldNotMeasureError, match=r"gemm, copy and the collective together need 2.5 GiB") as caught:
         check_memory(asked, 2 * 2**30)
     assert "--gemm 4096" in str(caught.value.next_step)
 

@@ -72,4 +72,4 @@ def test_watchdogs_that_a_firewall_parts_say_so_and_hear_no_bridge(tmp_path: Pat
             said = job.wait_for("do not answer")
     assert sorted(address for address, _ in heard) == sorted(hosts.addresses)
     assert f"note: the watchdogs of rank 1 on {hosts.names[1]} do not answer the watchdog of rank 0" in said
-    assert f"a hang is noticed after 60 s, not after {TIMEOUT} s" in said
+    assert f"A hang is noticed after 60 s, not after {TIMEOUT} s" in said

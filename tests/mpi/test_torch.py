@@ -101,7 +101,7 @@ def test_groups_and_single_operations_under_torchrun(tmp_path: Path) -> None:
     ("rank", "seen"),
     [
         ("0", "1 of 2 ranks came to the store at 127.0.0.1:{port} within 60 s"),
-        ("1", "nobody answered at 127.0.0.1:{port}"),
+        ("1", "no answer from the store of rank 0 at 127.0.0.1:{port}"),
     ],
 )
 def test_a_rank_whose_partner_does_not_come_says_who_and_where(rank: str, seen: str) -> None:
