@@ -623,3 +623,8 @@ def test_a_table_of_rccl_tests_that_names_no_model_is_asked_for_an_amd_machine(t
     """A driver without the model's name leaves it empty: '# Rank 0 ... device 0 [0000:75:00]'."""
     code, text = report(written(tmp_path, rccl_text("")))
     assert (code, "--machine mi300x-8" in text) == (2, True), text
+
+
+def test_a_stored_staged_result_names_its_cause_in_the_last_line() -> None:
+    ended = gpubench("report", str(ROOT / "tests/results/h200x8/allreduce-p2p-disabled.json"))
+    assert "because NCCL_P2P_DISABLE=1" in ended.stdout.splitlines()[-1]

@@ -232,6 +232,12 @@ def _place_and_symptom(metadata: Metadata, root: Finding) -> Iterator[ending.Lin
     short = _add_place(metadata, shorten(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
     least = first.partition(": ")[0]
+    # If the finding names devices, they are more specific than the job's ranks
+    names_devices = any(device in root.subject for device in root.devices) or root.id == WRONG_DATA
+    if metadata.collective is not None and least != first and not names_devices:
+        named = f"{metadata.hosts[0]} {first}" if len(set(metadata.hosts)) == 1 else first
+        yield ending.part(named, named.partition(" (")[0])
+        return
     if metadata.subject == "explain":  # These texts come from other programs, and their colons do not separate details
         whole = _LINES.sub("", first)
         named = "" if short == _NOBODY else f"{short}: "
