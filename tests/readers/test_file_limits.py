@@ -116,7 +116,7 @@ def test_json_within_the_limits_is_read() -> None:
     [
         ("MOST_RESULT_LINES", "all_reduce.txt", r"all_reduce.txt has \d+ lines"),
         ("MOST_ROWS", "all_reduce.txt", r"all_reduce.txt has \d+ rows"),
-        ("MOST_RESULT_RANKS", "all_reduce.txt", "a run of 4 ranks"),
+        ("MOST_RESULT_RANKS", "all_reduce.txt", "a run with 4 ranks"),
     ],
 )
 def test_results_are_read_within_limits(limit: str, source: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

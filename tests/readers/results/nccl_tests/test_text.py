@@ -312,5 +312,5 @@ def test_versions(code: int, text: str) -> None:
 def test_more_ranks_than_there_can_be_are_refused() -> None:
     document = json.loads(Output().json())
     document["config"]["ngpus"] = 10**9
-    with pytest.raises(UsageError, match="a run of 1000000000 ranks"):
+    with pytest.raises(UsageError, match="a run with 1000000000 ranks"):
         read_nccl_tests_json(json.dumps(document), "x")
