@@ -61,9 +61,11 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run_and_exit(run)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:
         if is_usual:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # The exit code is decided, so Ctrl-C no longer changes it
+        if isinstance(ended, SystemExit):
+            raise
         sys.stderr.write(_interruption())
         sys.exit(_INTERRUPTED)
 
