@@ -200,16 +200,19 @@ class CopyJudge(Struct, frozen=True):
     def _intact_path(self, row: PairRow) -> str:
         """Return the path class that a pair has if no NVLink is down, so that a GPU with lost links has siblings.
 
-        Over NVSwitches, a pair has as many links as the GPU with fewer. Without them a pair has only a part.
+        Over NVSwitches, a pair has as many links as the GPU with fewer, to every peer. Links to a single GPU are a
+        bridge, and other pairs may have a wider one.
         """
         node, path = self.nodes.get(row.source_node), row.path_class or ""
         ends = [gpu for gpu in node.gpus if gpu.bus_id in (row.source_bus_id, row.destination_bus_id)] if node else []
         models = {gpu.name for gpu in ends}
         if node is None or len(ends) < 2 or len(models) > 1:
             return path
-        fewest = min(active_links(gpu) or 0 for gpu in ends)
+        few = min(ends, key=lambda gpu: active_links(gpu) or 0)
+        if path != f"NV{active_links(few)}" or [*node.matrix.get(few.device, {}).values()].count(path) < 2:
+            return path
         most = max(active_links(gpu) or 0 for gpu in node.gpus if gpu.name in models)
-        return f"NV{most}" if path == f"NV{fewest}" else path
+        return f"NV{most}"
 
     def _bounds(
         self, row: PairRow, siblings: Mapping[str, float], written: Mapping[tuple[object, ...], float]

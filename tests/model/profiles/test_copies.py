@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.copies import WRONG, CopyJudge, describe_slowness, is_slow_copy, judge_pattern
 from gpubench.model.profiles.profile import Profile
@@ -99,6 +100,42 @@ def test_what_is_slow_on_all_siblings_is_seen_if_a_profile_or_a_limit_is_known(
 def test_a_pair_is_compared_with_its_siblings(gb_s: float, verdict: str) -> None:
     judged = CopyJudge().judge(rows(396.0, {(0, 1): gb_s}))
     assert [row.verdict for row in judged] == [verdict, *["PASS"] * 55]
+
+
+def test_a_gpu_that_lost_links_is_compared_with_intact_gpus() -> None:
+    lost = tuple(replace(link, active=number < 12) for number, link in enumerate(NODE.gpus[5].nvlinks or ()))
+    node = replace(NODE, gpus=tuple(replace(gpu, nvlinks=lost) if gpu.index == 5 else gpu for gpu in NODE.gpus))
+    topology = Topology(node)
+    copies = [
+        pair(node, *ends, 250.0 if 5 in ends else 375.0, path_class=topology.matrix[f"GPU{ends[0]}"][f"GPU{ends[1]}"])
+        for ends in PAIRS
+    ]
+    assert {row.path_class for row in copies} == {"NV12", "NV18"}
+    judged = CopyJudge(nodes={node.host: topology}).judge(copies)
+    assert [row.verdict for row in judged] == ["FAIL" if 5 in ends else "PASS" for ends in PAIRS]
+
+
+def test_bridges_of_different_widths_are_not_compared_with_each_other() -> None:
+    """Without NVSwitches, a pair with fewer NVLinks than another is no fault."""
+
+    def bridged(gpu: GpuFacts) -> GpuFacts:
+        peer, count = NODE.gpus[gpu.index ^ 1].bus_id, 12 if gpu.index < 2 else 4
+        links = (gpu.nvlinks or ())[:count]
+        return replace(
+            gpu, nvlinks=tuple(replace(link, peer=NvlinkPeer.GPU, peer_bus_id=peer, active=True) for link in links)
+        )
+
+    node = replace(NODE, gpus=tuple(bridged(gpu) for gpu in NODE.gpus[:4]), pairs=())
+    topology = Topology(node)
+    ends = [(0, 1), (1, 0), (2, 3), (3, 2)]
+    paths = [topology.matrix[f"GPU{one}"][f"GPU{other}"] for one, other in ends]
+    assert paths == ["NV12", "NV12", "NV4", "NV4"]
+    copies = [
+        pair(node, *pair_, 250.0 if 0 in pair_ else 84.0, path_class=path, limit_gb_s=None)
+        for pair_, path in zip(ends, paths, strict=True)
+    ]
+    judged = CopyJudge(nodes={node.host: topology}).judge(copies)
+    assert {row.verdict for row in judged} <= {"PASS", "SKIP"}
 
 
 @pytest.mark.parametrize(
