@@ -120,8 +120,8 @@ class SpeedFigures(Struct):
             yield self._host
         yield from self._best.values()
 
-    def of(self, what: str) -> SpeedFigure | None:
-        """Return the speed of collectives or transfers with this name, or None."""
+    def find_best(self, what: str) -> SpeedFigure | None:
+        """Return the speed that represents a collective or all transfers in the last line, or None."""
         return self._best.get(what)
 
     def _add_collective(self, row: CollectiveRow) -> None:

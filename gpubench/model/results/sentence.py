@@ -170,7 +170,7 @@ def _finding_parts(
         yield ending.part(f"because {_ID.sub('', root.cause)}" if root.cause else "", importance=ending.SOON)
     elif metadata.subject == "explain" and root.id == HOST_STAGED:
         yield ending.part(*_describe_staged_paths(report))
-    elif _UCX_PATH.search(root.seen) and (speed := figures.of(TRANSFERS)) is not None:
+    elif _UCX_PATH.search(root.seen) and (speed := figures.find_best(TRANSFERS)) is not None:
         what = f"{speed.what} reach {format_bandwidth(speed.gb_s)}, because {_UCX_PATH.sub('', root.seen)}"
         brief = what.partition(": ")[0]
         pairs = (root.subject, shorten(root.subjects, 1))
@@ -232,9 +232,9 @@ def _place_and_symptom(metadata: Metadata, root: Finding) -> Iterator[ending.Lin
     short = _add_place(metadata, shorten(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
     least = first.partition(": ")[0]
-    # If the finding names devices, they are more specific than the job's ranks
-    names_devices = any(device in root.subject for device in root.devices) or root.id == WRONG_DATA
-    if metadata.collective is not None and least != first and not names_devices:
+    # Devices, and the first rank with wrong data, are more specific than the job's ranks
+    names_place = any(device in root.subject for device in root.devices) or root.id == WRONG_DATA
+    if metadata.collective is not None and least != first and not names_place:
         named = f"{metadata.hosts[0]} {first}" if len(set(metadata.hosts)) == 1 else first
         yield ending.part(named, named.partition(" (")[0])
         return
