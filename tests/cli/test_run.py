@@ -395,8 +395,9 @@ def test_a_signal_reaches_the_job_once(number: signal.Signals, start: Callable[.
 def test_an_interrupted_job_is_never_a_complete_pass(
     log: str, number: signal.Signals, verdict: str, start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:
-    # An interrupt during an import may be swallowed, so the job is ready only after it.
-    then = "import signal, time; signal.signal(2, signal.SIG_DFL); print('ready 1', flush=True); time.sleep(60)"
+    # An interrupt during an import may be swallowed, so the job is ready only after it. Under nohup it ignores SIGHUP.
+    usual = "import signal, time; signal.signal(1, signal.SIG_DFL); signal.signal(2, signal.SIG_DFL)"
+    then = f"{usual}; print('ready 1', flush=True); time.sleep(60)"
     process = start("-o", "result.json", "--", *(job(log, then) if log else ("sh", "-c", "echo ready 1; sleep 60")))
     wait_for(process, "ready")
     process.send_signal(number)
